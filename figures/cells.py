@@ -56,7 +56,7 @@ def cells(found: Iterable[Line]) -> list[Line]:
     for line in found:
         runs.setdefault((line["table"], line["column"], line["method"]), []).append(line)
     return [
-        cell(table, name, column, method, part, runs.get((name, column, method), []) if part == WHOLE else [])
+        cell(table, name, column, method, part, [*_of_part(runs.get((name, column, method), []), part)])
         for name, table in (
             (name, load_table(name)) for name in table_names() if name.startswith(tuple(SYSTEMS.values()))
         )
@@ -66,6 +66,14 @@ def cells(found: Iterable[Line]) -> list[Line]:
         if row.there
         for part in row.figures(column)
     ]
+
+
+def _of_part(runs: Iterable[Line], part: str) -> Iterator[Line]:
+    for run in runs:
+        if part == WHOLE:
+            yield run
+        elif part in run.get("parts", ()):
+            yield {**run, "ours": run["parts"][part]}
 
 
 def cell(table: PaperTable, name: str, column: str, method: str, part: str, runs: Sequence[Line]) -> Line:

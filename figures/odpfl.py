@@ -55,6 +55,7 @@ ROWS = {
     "pfl-ensemble": "PFL-ensemble",
 }
 """Under which name it has a method."""
+SCORES = ("val_mean", "test_mean", "test_std", "novel_test_mean", "novel_test_std")
 SETTINGS = ["local.steps=26", "local.batch_size=32"]  # two epochs of 400 images, the paper's
 
 
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
         "seed": seed,
         "set": args.set,
         "selected": selected["round"],
-        **{key: round(metrics[key], 2) for key in ("test_mean", "test_std", "novel_test_mean", "novel_test_std")},
+        **{key: round(metrics[key], 2) for key in SCORES},
         "curve": [[x["round"], round(x["novel_test_mean"], 2)] for x in lines if "novel_test_mean" in x],
         "seconds_a_round": round(statistics.median(x["seconds"] for x in lines), 2),
         "seconds": round(time.perf_counter() - start, 1),

@@ -1,7 +1,8 @@
 """Write what `figures.reproduce` has run as lines of `figures/reproduced.jsonl`, of which `figures.cells` makes pages.
 
 A line has a run's table, column, method and seed, the rounds that are over, every evaluation as round, validation and
-test accuracy, and the settings in which the run differs from the table. A run that goes on replaces its earlier line.
+test accuracy, and the settings in which the run differs from the table. Where the paper has numbers of some clients
+each, there are their means at the selected round. A run that goes on replaces its earlier line.
 
     python -m figures.reproduce pfedhn-table3 --column mnist-50 --root DIR --methods pFedHN
     python -m figures.record runs/reproduce-pfedhn-table3-mnist-50
@@ -16,11 +17,12 @@ from typing import Any
 
 from figures.cells import read
 from figures.paper_tables import PaperTable, load_table
-from figures.reproduce import slug
+from figures.reproduce import mean_of_part, slug
 from hyperbloom.common.config import load_run_config, read_yaml
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.server.compare.comparison import SHARED
 from hyperbloom.server.runs.lines import METRICS, read_lines
+from hyperbloom.server.runs.recorded import read_summary
 
 RESULTS = Path(__file__).with_name("reproduced.jsonl")
 FREE = {"seed", "rounds", "eval_every", "checkpoint_every", "init_from", "data.root"}
@@ -52,7 +54,15 @@ def _line(table: PaperTable, folder: Path, about: Mapping[str, Any]) -> Iterator
         own = {"set": own} if (own := sorted(_differences(plain, run))) else {}
         keys = ("table", "column", "method", "seed")
         head = {key: about[key] for key in keys}
-        yield {**head, "rounds": found[-1]["round"], **own, "round_val_test": points}
+        yield {**head, "rounds": found[-1]["round"], **own, **_parts(table, folder, about), "round_val_test": points}
+
+
+def _parts(table: PaperTable, folder: Path, about: Mapping[str, Any]) -> Line:
+    wanted = {part: chosen for part, chosen in table.columns[about["column"]].parts.items() if chosen}
+    if not wanted:
+        return {}
+    (selected,) = read_summary(folder).values()
+    return {"parts": {part: round(mean_of_part(selected.test_accuracy, *each), 2) for part, each in wanted.items()}}
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -206,7 +206,7 @@ def _rows(wanted: Reproduction, method: str, results: Sequence[Course]) -> list[
         if chosen is None and part != WHOLE:
             ours = "not measured"
         elif results:
-            means = [_mean(r, *chosen) if chosen else r.metrics[wanted.table.metric] for r in results]
+            means = [mean_of_part(r.accuracy, *chosen) if chosen else r.metrics[wanted.table.metric] for r in results]
             ours = plus_minus(*mean_and_deviation(means))
             # A difference to a stand-in would mean nothing.
             difference = "" if column.stand_in or not figure else f"{fmean(means) - figure.mean:+.2f}"
@@ -216,9 +216,9 @@ def _rows(wanted: Reproduction, method: str, results: Sequence[Course]) -> list[
     return rows
 
 
-def _mean(result: Course, first: int, step: int) -> float:
+def mean_of_part(accuracies: Mapping[str, float], first: int, step: int) -> float:
     """Return the mean accuracy of the evaluated clients among every `step`-th from `first` on."""
-    numbered = {int(name.removeprefix("client-")): accuracy for name, accuracy in result.accuracy.items()}
+    numbered = {int(name.removeprefix("client-")): accuracy for name, accuracy in accuracies.items()}
     return fmean(accuracy for index, accuracy in numbered.items() if index % step == first)
 
 

@@ -32,6 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "a fifth of the local rate": {"local.learning_rate": 1e-3},
     "four times the local rate": {"local.learning_rate": 2e-2},
 }
+RATES = tuple(VARIANTS)[-2:]
 SMALL = tuple(SETS)[:3] + tuple(SETS)[4:6]
 """Those with small networks, of which a run takes seconds."""
 UNCHANGED = frozenset(SMALL) - {"airline tweets, users"}
@@ -59,7 +60,7 @@ def measure(args: argparse.Namespace, name: str, variant: str, rounds: int, seed
 def variants(name: str) -> list[str]:
     """Return the variants to run of a data set."""
     if name in LARGE:
-        return [AS_WRITTEN, "the default"]
+        return [AS_WRITTEN, "the default", *RATES]
     return [variant for variant in VARIANTS if variant != AS_WRITTEN or name not in UNCHANGED]
 
 

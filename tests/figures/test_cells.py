@@ -48,5 +48,13 @@ def test_ours_is_the_mean_of_the_runs_with_the_papers_settings_and_most_rounds()
     assert "Of 1 figures" in sentence([found]) and "0 are reached with three seeds" in sentence([found])
 
 
+def test_a_part_of_the_clients_has_a_cell_of_its_own() -> None:
+    about = {"table": "hafl-table2", "column": "xray1000-25", "method": "HAFL-GHN", "rounds": 100, "set": []}
+    runs = [{**about, "seed": seed, "ours": 0.0, "parts": {"arch-1": 70.0 + seed}} for seed in (0, 1)]
+    found = {each["cell"]: each["ours"] for each in cells(runs) if "4 clients, HAFL-GHN" in each["cell"]}
+    assert found["hafl-table2, a thousand chest X-rays, 4 clients, HAFL-GHN, arch-1"] == [70.5, 0.71]
+    assert found["hafl-table2, a thousand chest X-rays, 4 clients, HAFL-GHN, arch-0"] is None
+
+
 def test_the_pages_say_what_the_results_say() -> None:
     assert main(["--check"]) == 0

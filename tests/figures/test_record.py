@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from figures.paper_tables import load_table
-from figures.record import main
+from figures.record import lines_of, main
 from hyperbloom.common.config import dump_yaml
 from hyperbloom.common.files.storage import write_bytes
 
@@ -38,3 +38,18 @@ def test_a_run_becomes_a_line_that_is_replaced_when_it_has_gone_on(tmp_path: Pat
         {**about, "seed": 1, "rounds": 107, "round_val_test": [[100, 51.234, 52.23]]},
         {**about, "seed": 0, "rounds": 107, "set": ["options.start=scaled"], "round_val_test": [[100, 60.0, 61.0]]},
     ]
+
+
+def test_a_line_has_the_means_of_the_papers_groups_of_clients(tmp_path: Path) -> None:
+    folder = tmp_path / "local-seed0"
+    folder.mkdir()
+    config = load_table("hafl-table2").config("Local", "xray1000-12")
+    write_bytes(folder / "config.yaml", dump_yaml(config.model_dump(mode="json")).encode())
+    (folder / "metrics.jsonl").write_text(json.dumps({"round": 8, "val_mean": 70.0, "test_mean": 35.0}) + "\n")
+    accuracy = {f"client-{number}": 10.0 * number for number in range(8)}
+    selected = {"round": 8, "metrics": {"test_mean": 35.0}, "test_accuracy": accuracy}
+    (folder / "summary.json").write_text(json.dumps({"local": selected}))
+    shared = {"engine": "inline", "table": "hafl-table2", "column": "xray1000-12"}
+    write_bytes(tmp_path / "comparison.yaml", dump_yaml(shared).encode())
+    (line,) = lines_of(tmp_path)
+    assert line["parts"] == {"avg": 35.0, "arch-0": 20.0, "arch-1": 30.0, "arch-2": 40.0, "arch-3": 50.0}
