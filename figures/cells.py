@@ -39,7 +39,7 @@ def lines() -> Iterator[Line]:
         own = [f"{key}={line[key]}" for key in ("pixels", "size") if key in line]
         yield {**line, "ours": test, "set": [*line.get("set", []), *own]}
     for line in read(TOP / "figures" / "odpfl.jsonl"):
-        if line["method"] in ROWS and line["clients"] == 100:
+        if line["method"] in ROWS and line["clients"] == 100 and not line.get("search"):
             column = f"{line['data']}-{line['split'].removeprefix('dirichlet-')}"
             about = {"table": "odpfl-table1", "column": column, "method": ROWS[line["method"]]}
             yield {**line, **about, "ours": line["novel_test_mean"]}
@@ -77,11 +77,12 @@ def _of_part(runs: Iterable[Line], part: str) -> Iterator[Line]:
 
 
 def cell(table: PaperTable, name: str, column: str, method: str, part: str, runs: Sequence[Line]) -> Line:
-    """Return a cell with its runs: those without settings of their own if there are any, and with most rounds."""
+    """Return a cell with its runs: those with the paper's settings if there are any, and with most rounds."""
     row, stand_in = table.methods[method], table.columns[column].stand_in
     paper = row.figures(column)[part]
-    plain = [run for run in runs if not run["set"]] or [run for run in runs if run["set"] == runs[-1]["set"]]
-    runs = [run for run in plain if run["rounds"] == max(run["rounds"] for run in plain)]
+    plain = [run for run in runs if not _own(table, run["set"])] or runs
+    most = [run for run in plain if run["rounds"] == max(run["rounds"] for run in plain)]
+    runs = [run for run in most if run["set"] == most[-1]["set"]]
     ours = [run["ours"] for run in runs]
     settings = {"rounds": runs[0]["rounds"], "set": runs[0]["set"]} if runs else {}
     result = {
@@ -92,18 +93,23 @@ def cell(table: PaperTable, name: str, column: str, method: str, part: str, runs
         "seeds": sorted(run["seed"] for run in runs),
         "settings": settings | {"rounds of the paper": table.config(method, column).rounds},
     }
-    return result | {"verdict": _verdict(result, stand_in), "why": row.why.get(column, "")}
+    other = bool(stand_in or _own(table, settings.get("set", ())))
+    return result | {"verdict": _verdict(result, other), "why": row.why.get(column, "")}
+
+
+def _own(table: PaperTable, settings: Sequence[str]) -> list[str]:
+    return [text for text in settings if text.partition("=")[0] not in table.searched]
 
 
 def _deviation(values: Sequence[float]) -> float | None:
     return round(statistics.stdev(values), 2) if len(values) > 1 else None
 
 
-def _verdict(cell: Line, stand_in: str) -> str:
+def _verdict(cell: Line, other: bool) -> str:
     settings = cell["settings"]
     if cell["ours"] is None:
         return "not run"
-    if settings["set"] or stand_in:
+    if other:
         return "not comparable"
     (paper, deviation), (ours, _) = cell["paper"], cell["ours"]
     word = "above" if ours > paper else "below"

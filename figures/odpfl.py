@@ -9,10 +9,12 @@ seed.
     python -m figures.odpfl --root DIR --splits pathological --methods odpfl,fedavg --rounds 100
     python -m figures.odpfl --data mnist --root DIR --clients 50 --rounds 60  # something shorter
     python -m figures.odpfl --table                                           # what there is, as Markdown
+    python -m figures.odpfl --page docs/odpfl.md                              # the same, between the page's marks
 """
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import time
@@ -56,6 +58,9 @@ ROWS = {
 }
 """Under which name it has a method."""
 SCORES = ("val_mean", "test_mean", "test_std", "novel_test_mean", "novel_test_std")
+NOVEL = 10
+"""Percent of the clients that never train."""
+BEGIN, END = "<!-- figures.odpfl: begin -->", "<!-- figures.odpfl: end -->"
 SETTINGS = ["local.steps=26", "local.batch_size=32"]  # two epochs of 400 images, the paper's
 
 
@@ -65,7 +70,7 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
     folder: Path = args.work / name
     flags = ["--engine", "inline", "--run-dir", str(folder), *METHODS[method], *SPLITS[split], "--data", args.data]
     flags += ["--clients", str(args.clients), "--cohort", str(max(1, args.clients * 9 // 100)), "--seed", str(seed)]
-    flags += ["--set", "novel=10", "--set", "gains=false", *(["--root", args.root] if args.root else [])]
+    flags += ["--set", f"novel={NOVEL}", "--set", "gains=false", *(["--root", args.root] if args.root else [])]
     for assignment in [*SETTINGS, *args.set]:
         flags += ["--set", assignment]
     if method.startswith("pfl-"):
@@ -93,6 +98,7 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
         "method": method,
         "seed": seed,
         "set": args.set,
+        **({"search": True} if args.search else {}),
         "selected": selected["round"],
         **{key: round(metrics[key], 2) for key in SCORES},
         "curve": [[x["round"], round(x["novel_test_mean"], 2)] for x in lines if "novel_test_mean" in x],
@@ -106,23 +112,50 @@ def key_of(result: dict[str, Any]) -> tuple[Any, ...]:
     return (*(result[key] for key in ("data", "clients", "rounds", "split", "method", "seed")), tuple(result["set"]))
 
 
+def tables(results: list[dict[str, Any]]) -> str:
+    """Return the accuracy on novel clients as Markdown, a table for each number of rounds, and what was searched."""
+    found = [result for result in results if result.get("search")]
+    parts = ["Validation accuracy of the clients that train, in percent:", search(found)] if found else []
+    for rounds in sorted({result["rounds"] for result in results if result not in found}):
+        here = [result for result in results if result["rounds"] == rounds and result not in found]
+        parts += [f"{rounds} rounds, accuracy on novel clients in percent:", table(here)]
+    return "\n\n".join(parts)
+
+
+def search(results: list[dict[str, Any]]) -> str:
+    """Return validation accuracy by rounds, split, method, and the settings that were tried."""
+    rows = ["| split | rounds | method | settings | seed | validation |", "|---|---|---|---|---|---|"]
+    for one in sorted(results, key=lambda x: (x["split"], x["rounds"], list(METHODS).index(x["method"]), x["set"])):
+        about = (one["split"], str(one["rounds"]), f"`{one['method']}`", ", ".join(one["set"]), str(one["seed"]))
+        rows.append(f"| {' | '.join(about)} | {one['val_mean']:.1f} |")
+    return "\n".join(rows)
+
+
 def table(results: list[dict[str, Any]]) -> str:
-    """Return the mean over seeds of novel clients' accuracy, beside the paper's, as Markdown."""
+    """Return the mean over seeds of novel clients' accuracy, beside the paper's, as Markdown.
+
+    With one seed there is the standard error over the novel clients, as in the paper, with more seeds their deviation.
+    """
     table1 = load_table("odpfl-table1")
     rows = ["| method | " + " | ".join(SPLITS) + " |", "|---|" + "---|" * len(SPLITS)]
-    for method in METHODS:
+    kinds = {(result["method"], *result["set"]) for result in results}
+    for method, *own in sorted(kinds, key=lambda kind: (list(METHODS).index(kind[0]), kind)):
         cells = []
         for split in SPLITS:
-            found = [r["novel_test_mean"] for r in results if (r["method"], r["split"]) == (method, split)]
-            figure = (
-                table1.methods[ROWS[method]].figures(f"cifar10-{split.removeprefix('dirichlet-')}").get("")
-                if method in ROWS
-                else None
-            )
-            paper = f" ({figure.mean})" if figure else ""
-            cells.append(f"{statistics.fmean(found):.1f}{paper}" if found else "")
-        rows.append(f"| `{method}` | " + " | ".join(cells) + " |")
+            found = [r for r in results if (r["method"], r["set"], r["split"]) == (method, own, split)]
+            column = f"cifar10-{split.removeprefix('dirichlet-')}"
+            figure = table1.methods[ROWS[method]].figures(column).get("") if method in ROWS else None
+            cells.append(_cell(found) + (f" ({figure.mean})" if figure and found else ""))
+        rows.append(f"| {', '.join([f'`{method}`', *own])} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
+
+
+def _cell(found: list[dict[str, Any]]) -> str:
+    values = [result["novel_test_mean"] for result in found]
+    if len(values) > 1:
+        return f"{statistics.fmean(values):.1f} +- {statistics.stdev(values):.1f} ({len(values)} seeds)"
+    novel = [round(result["clients"] * NOVEL / 100) for result in found]
+    return f"{values[0]:.1f} +- {found[0]['novel_test_std'] / math.sqrt(novel[0]):.1f}" if found else ""
 
 
 def main() -> None:
@@ -137,13 +170,20 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of flower-server, for all")
+    parser.add_argument("--search", action="store_true", help="what is run serves to choose settings, on validation")
     parser.add_argument("--results", type=Path, default=Path("figures/odpfl.jsonl"), help="file of results")
     parser.add_argument("--work", type=Path, default=Path("runs/odpfl"), help="where the run folders stay")
-    parser.add_argument("--table", action="store_true", help="print the results there are with this --set; run nothing")
+    parser.add_argument("--table", action="store_true", help="print the results there are; run nothing")
+    parser.add_argument("--page", type=Path, help="write them into this page")
     args = parser.parse_args()
     results = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
     if args.table:
-        print(table([result for result in results if result["set"] == args.set]))
+        print(tables(results))
+        return
+    if args.page:
+        before, _, rest = args.page.read_text(encoding="utf-8").partition(BEGIN)
+        text = f"{before}{BEGIN}\n\n{tables(results)}\n\n{END}{rest.partition(END)[2]}"
+        args.page.write_text(text, encoding="utf-8")
         return
     done = {key_of(result) for result in results}
     wanted = [name for name in METHODS if name in args.methods.split(",")]  # pfedhn comes before those that use it

@@ -6,6 +6,7 @@ A table is a YAML file in `figures/papers/`:
     seeds                           number of the paper's seeds, if stated
     run                             keys of a run that all columns share
     metric                          our number (default: test_mean)
+    searched                        keys whose values the paper searched: a run with any value can be compared
     differs                         our departures from the paper's settings, one line each
     columns.NAME                    title, run (overrides the table's), differs, and where they apply
         first                       run of others that comes first (overrides the method's), see `after_first`
@@ -109,6 +110,7 @@ class PaperTable(Section):
     seeds: Positive | None = None
     run: dict[str, Any] = Field({})
     metric: str = "test_mean"
+    searched: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
     columns: dict[str, Column]
     methods: dict[str, Method]

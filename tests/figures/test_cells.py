@@ -48,6 +48,19 @@ def test_ours_is_the_mean_of_the_runs_with_the_papers_settings_and_most_rounds()
     assert "Of 1 figures" in sentence([found]) and "0 are reached with three seeds" in sentence([found])
 
 
+def test_a_run_with_a_value_that_the_paper_searched_can_be_compared() -> None:
+    about = {"table": "odpfl-table1", "column": "cifar10-10", "method": "ODPFL-HN", "seed": 0}
+    runs = [
+        {**about, "rounds": 150, "ours": 50.0, "set": []},
+        {**about, "rounds": 500, "ours": 68.0, "set": ["local.learning_rate=0.01"]},
+        {**about, "rounds": 500, "ours": 90.0, "set": ["local.learning_rate=0.01", "local.momentum=0.5"]},
+    ]
+    for order in (runs, runs[::-1]):
+        (found,) = [each for each in cells(order) if each["cell"] == "odpfl-table1, CIFAR-10, Dirichlet 10, ODPFL-HN"]
+        assert (found["ours"], found["verdict"]) == ([68.0, None], "within")
+        assert found["settings"]["set"] == ["local.learning_rate=0.01"]
+
+
 def test_a_part_of_the_clients_has_a_cell_of_its_own() -> None:
     about = {"table": "hafl-table2", "column": "xray1000-25", "method": "HAFL-GHN", "rounds": 100, "set": []}
     runs = [{**about, "seed": seed, "ours": 0.0, "parts": {"arch-1": 70.0 + seed}} for seed in (0, 1)]

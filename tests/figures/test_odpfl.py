@@ -30,4 +30,29 @@ def test_the_comparison_for_novel_clients_goes_on_where_it_stopped(
     capfd.readouterr()
     run("odpfl", "--table")
     shown = capfd.readouterr().out.splitlines()
-    assert shown[2].startswith("| `odpfl` | ") and shown[2].endswith(" (59.5) |  |  |  |")
+    assert shown[0] == "2 rounds, accuracy on novel clients in percent:"
+    assert shown[4].startswith("| `odpfl`, local.steps=2, novel=20 | ") and shown[4].endswith(" (59.5) |  |  |  |")
+
+
+def line(method: str, seed: int, novel: float, own: list[str], rounds: int = 500) -> dict[str, object]:
+    """Return a result on the split by Dirichlet 1."""
+    about = {"data": "cifar10", "clients": 100, "rounds": rounds, "split": "dirichlet-1", "method": method}
+    numbers = {"val_mean": novel - 1, "novel_test_mean": novel, "novel_test_std": 3.0}
+    return {**about, "seed": seed, "set": own, **numbers}
+
+
+def test_the_table_has_a_row_for_each_setting_and_the_error_of_the_mean() -> None:
+    rate = "local.learning_rate=0.01"
+    lines = [line("odpfl", 0, 60.0, [rate]), line("odpfl", 1, 64.0, [rate]), line("fedavg", 0, 50.0, [])]
+    tried = line("odpfl", 0, 40.0, [rate, "local.steps=65"], rounds=100) | {"search": True}
+    shown = odpfl.tables([*lines, tried])
+    assert f"| `odpfl`, {rate} |  |  | 62.0 +- 2.8 (2 seeds) (62.9) |  |" in shown
+    assert "| `fedavg` |  |  | 50.0 +- 0.9 (48.4) |  |" in shown  # 3 over the root of ten novel clients
+    assert f"| dirichlet-1 | 100 | `odpfl` | {rate}, local.steps=65 | 0 | 39.0 |" in shown
+    assert "100 rounds, accuracy on novel clients" not in shown  # a search is judged on validation alone
+
+
+def test_the_page_has_the_committed_results() -> None:
+    top = Path(__file__).parents[2]
+    lines = [json.loads(text) for text in (top / "figures" / "odpfl.jsonl").read_text().splitlines()]
+    assert f"{odpfl.BEGIN}\n\n{odpfl.tables(lines)}\n\n{odpfl.END}" in (top / "docs" / "odpfl.md").read_text()

@@ -143,15 +143,15 @@ def test_fedhenn_runs_with_the_settings_of_the_authors_code(number: int) -> None
 def test_fedhenns_controls_differ_from_it_in_eta_alone() -> None:
     table = TABLES["fedhenn-table3"]
     assert [name for name, row in table.methods.items() if row.control and not row.numbers] == [
-        "control, homogeneous, eta 0",
-        "control, heterogeneous, eta 0 (local)",
+        "homogeneous control (eta 0)",
+        "heterogeneous control (local)",
     ]
     for column in table.columns:
-        own, control = (table.config(name, column) for name in ("FedHeNN homogeneous", "control, homogeneous, eta 0"))
+        own, control = (table.config(name, column) for name in ("FedHeNN homogeneous", "homogeneous control (eta 0)"))
         assert control.options == {"rad": own.options["rad"], "eta": 0}
         assert control.model_copy(update={"options": own.options}) == own
         own, control = (
-            table.config(name, column) for name in ("FedHeNN heterogeneous", "control, heterogeneous, eta 0 (local)")
+            table.config(name, column) for name in ("FedHeNN heterogeneous", "heterogeneous control (local)")
         )
         assert control.model_copy(update={"options": own.options, "strategy": own.strategy}) == own
 
