@@ -35,8 +35,9 @@ SPLITS = {
 PAPER = ["--set", "start=hypernetwork"]
 METHODS = {
     "odpfl": ["--strategy", "odpfl", *PAPER],
-    "odpfl-scaled": ["--strategy", "odpfl", "--set", "start=scaled"],
+    "odpfl-scaled": ["--strategy", "figures.scaled:ODPFLScaled"],
     "odpfl-common": ["--strategy", "odpfl"],
+    "odpfl-mean": ["--strategy", "odpfl", *PAPER, "--set", "update=mean"],
     "odpfl-private": ["--strategy", "odpfl", *PAPER, "--set", "encoder=private"],
     "odpfl-two-phase": ["--strategy", "odpfl", *PAPER, "--set", "mode=two-phase"],
     "fedavg": ["--strategy", "fedavg"],

@@ -1,6 +1,6 @@
-"""pFedHN whose hypernetwork starts each tensor with the deviation that torch would give it.
+"""pFedHN and ODPFL-HN whose hypernetwork starts each tensor with the deviation that torch would give it.
 
-`--strategy figures.scaled:PFedHNScaled` runs it.
+`--strategy figures.scaled:PFedHNScaled` and `--strategy figures.scaled:ODPFLScaled` run them.
 
 Chang, Flokas, Lipson: Principled Weight Initialization for Hypernetworks, ICLR 2020,
 https://openreview.net/forum?id=H1lma24tPB. The default initialisation of the heads looks at their fan-in alone: the
@@ -17,6 +17,7 @@ from torch import Tensor
 from hyperbloom.common.layout import Layout
 from hyperbloom.strategies.hypernetworks import ChunkedHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import Hypernetwork
+from hyperbloom.strategies.odpfl import ODPFL, ODPFLOptions
 from hyperbloom.strategies.pfedhn import PFedHN, PFedHNOptions
 
 DRAWS = 16
@@ -65,16 +66,8 @@ def deviations(weights: Tensor, sizes: Sequence[int]) -> Tensor:
     return each.repeat_interleave(torch.tensor(sizes))
 
 
-class PFedHNScaledOptions(PFedHNOptions):
-    """Options of pFedHN with a scaled start."""
-
-    start: Literal["hypernetwork"] = Field("hypernetwork", description="of it, what each tensor starts with is scaled")
-
-
-class PFedHNScaled(PFedHN):
-    """pFedHN whose generated tensors have torch's initial deviations."""
-
-    options: PFedHNScaledOptions
+class Scaled(PFedHN):
+    """A strategy whose generated tensors have torch's initial deviations."""
 
     def hypernetwork(self, layouts: Mapping[str, Layout], dim: int) -> Hypernetwork:
         """Return a new hypernetwork, scaled."""
@@ -83,3 +76,27 @@ class PFedHNScaled(PFedHN):
         rows = min(256, max(8, 2**25 // max(x.numel for x in layouts.values())))  # what fits into memory
         start_like(network, draws, layouts, torch.randn(rows, dim))
         return network
+
+
+class PFedHNScaledOptions(PFedHNOptions):
+    """Options of pFedHN with a scaled start."""
+
+    start: Literal["hypernetwork"] = Field("hypernetwork", description="of it, what each tensor starts with is scaled")
+
+
+class PFedHNScaled(Scaled):
+    """pFedHN with a scaled start."""
+
+    options: PFedHNScaledOptions
+
+
+class ODPFLScaledOptions(ODPFLOptions):
+    """Options of ODPFL-HN with a scaled start."""
+
+    start: Literal["hypernetwork"] = Field("hypernetwork", description="of it, what each tensor starts with is scaled")
+
+
+class ODPFLScaled(Scaled, ODPFL):
+    """ODPFL-HN with a scaled start; its calibrated descriptors have the deviation 1 that the scaling takes."""
+
+    options: ODPFLScaledOptions

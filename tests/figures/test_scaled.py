@@ -13,11 +13,12 @@ from tests.strategies.conftest import digits_config, introduction, joined
 
 @pytest.mark.parametrize("hypernetwork", ["mlp", "chunked"])
 @pytest.mark.parametrize("model", ["mlp", "lenet"])
-def test_a_scaled_start_has_torchs_deviation_in_each_tensor(hypernetwork: str, model: str) -> None:
+@pytest.mark.parametrize("strategy", ["PFedHNScaled", "ODPFLScaled"])
+def test_a_scaled_start_has_torchs_deviation_in_each_tensor(hypernetwork: str, model: str, strategy: str) -> None:
     """A layer with n inputs has weights and biases between -1 / sqrt(n) and 1 / sqrt(n), of deviation 1 / sqrt(3 n)."""
     shape, options = (3, 16, 16), {"hypernetwork": hypernetwork, "chunk": 2048, "hidden_layers": 1}
     config = digits_config(
-        strategy="figures.scaled:PFedHNScaled", model=model, sizes=("S", "M"), options=options, clients=40
+        strategy=f"figures.scaled:{strategy}", model=model, sizes=("S", "M"), options=options, clients=40
     )
     algorithm = joined(config, *(introduction(size, size=size, input_shape=shape, num_classes=10) for size in "SM"))
     clients = torch.randn(300, 11, generator=torch.Generator().manual_seed(1))  # as rows of an embedding table
