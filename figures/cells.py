@@ -35,14 +35,14 @@ Line = dict[str, Any]
 def lines() -> Iterator[Line]:
     """Yield each run of a cell: table, column, method, seed, rounds, our number, and its own settings."""
     for line in read(TOP / "figures" / "reproduced.jsonl"):
-        _, _, test = max(line["round_val_test"], key=lambda point: (point[1], point[0]))
+        _, val, test = max(line["round_val_test"], key=lambda point: (point[1], point[0]))
         own = [f"{key}={line[key]}" for key in ("pixels", "size") if key in line]
-        yield {**line, "ours": test, "set": [*line.get("set", []), *own]}
+        yield {**line, "ours": test, "val": val, "set": [*line.get("set", []), *own]}
     for line in read(TOP / "figures" / "odpfl.jsonl"):
         if line["method"] in ROWS and line["clients"] == 100 and not line.get("search"):
             column = f"{line['data']}-{line['split'].removeprefix('dirichlet-')}"
             about = {"table": "odpfl-table1", "column": column, "method": ROWS[line["method"]]}
-            yield {**line, **about, "ours": line["novel_test_mean"]}
+            yield {**line, **about, "ours": line["novel_test_mean"], "val": line.get("val_mean", 0.0)}
 
 
 def read(path: Path) -> list[Line]:
@@ -77,12 +77,12 @@ def _of_part(runs: Iterable[Line], part: str) -> Iterator[Line]:
 
 
 def cell(table: PaperTable, name: str, column: str, method: str, part: str, runs: Sequence[Line]) -> Line:
-    """Return a cell with its runs: those with the paper's settings if there are any, and with most rounds."""
+    """Return a cell with its runs: with the paper's settings if there are any, most rounds, best by validation."""
     row, stand_in = table.methods[method], table.columns[column].stand_in
     paper = row.figures(column)[part]
     plain = [run for run in runs if not _own(table, run["set"])] or runs
     most = [run for run in plain if run["rounds"] == max(run["rounds"] for run in plain)]
-    runs = [run for run in most if run["set"] == most[-1]["set"]]
+    runs = [run for run in most if run["set"] == max(most, key=lambda run: run["val"])["set"]]
     ours = [run["ours"] for run in runs]
     settings = {"rounds": runs[0]["rounds"], "set": runs[0]["set"]} if runs else {}
     result = {

@@ -37,6 +37,7 @@ METHODS = {
     "odpfl": ["--strategy", "odpfl", *PAPER],
     "odpfl-scaled": ["--strategy", "figures.scaled:ODPFLScaled"],
     "odpfl-common": ["--strategy", "odpfl"],
+    "odpfl-uncalibrated": ["--strategy", "figures.one_factor:ODPFLUncalibrated", *PAPER],
     "odpfl-mean": ["--strategy", "odpfl", *PAPER, "--set", "update=mean"],
     "odpfl-private": ["--strategy", "odpfl", *PAPER, "--set", "encoder=private"],
     "odpfl-two-phase": ["--strategy", "odpfl", *PAPER, "--set", "mode=two-phase"],
@@ -119,7 +120,8 @@ def tables(results: list[dict[str, Any]]) -> str:
     parts = ["Validation accuracy of the clients that train, in percent:", search(found)] if found else []
     for rounds in sorted({result["rounds"] for result in results if result not in found}):
         here = [result for result in results if result["rounds"] == rounds and result not in found]
-        parts += [f"{rounds} rounds, accuracy on novel clients in percent:", table(here)]
+        parts += [f"{rounds} rounds, accuracy on novel clients in percent:", table(here, "novel_test")]
+        parts += [f"{rounds} rounds, accuracy on the clients that train:", table(here, "test")]
     return "\n\n".join(parts)
 
 
@@ -132,10 +134,11 @@ def search(results: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """Return the mean over seeds of novel clients' accuracy, beside the paper's, as Markdown.
+def table(results: list[dict[str, Any]], metric: str) -> str:
+    """Return the mean over seeds of the accuracy on novel clients, or on those that train, as Markdown.
 
-    With one seed there is the standard error over the novel clients, as in the paper, with more seeds their deviation.
+    With one seed there is the standard error over these clients, as in the paper, with more seeds their deviation. The
+    paper's accuracy on novel clients is in brackets.
     """
     table1 = load_table("odpfl-table1")
     rows = ["| method | " + " | ".join(SPLITS) + " |", "|---|" + "---|" * len(SPLITS)]
@@ -145,18 +148,20 @@ def table(results: list[dict[str, Any]]) -> str:
         for split in SPLITS:
             found = [r for r in results if (r["method"], r["set"], r["split"]) == (method, own, split)]
             column = f"cifar10-{split.removeprefix('dirichlet-')}"
-            figure = table1.methods[ROWS[method]].figures(column).get("") if method in ROWS else None
-            cells.append(_cell(found) + (f" ({figure.mean})" if figure and found else ""))
+            named = method in ROWS and metric == "novel_test"
+            figure = table1.methods[ROWS[method]].figures(column).get("") if named else None
+            cells.append(_cell(found, metric) + (f" ({figure.mean})" if figure and found else ""))
         rows.append(f"| {', '.join([f'`{method}`', *own])} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
-def _cell(found: list[dict[str, Any]]) -> str:
-    values = [result["novel_test_mean"] for result in found]
+def _cell(found: list[dict[str, Any]], metric: str) -> str:
+    values = [result[f"{metric}_mean"] for result in found]
     if len(values) > 1:
         return f"{statistics.fmean(values):.1f} +- {statistics.stdev(values):.1f} ({len(values)} seeds)"
-    novel = [round(result["clients"] * NOVEL / 100) for result in found]
-    return f"{values[0]:.1f} +- {found[0]['novel_test_std'] / math.sqrt(novel[0]):.1f}" if found else ""
+    share = NOVEL if metric == "novel_test" else 100 - NOVEL
+    clients = [round(result["clients"] * share / 100) for result in found]
+    return f"{values[0]:.1f} +- {found[0][f'{metric}_std'] / math.sqrt(clients[0]):.1f}" if found else ""
 
 
 def main() -> None:

@@ -1,8 +1,12 @@
-"""ODPFL-HN whose fresh encoder is scaled by one factor for all dimensions of the descriptor.
+"""ODPFL-HN whose fresh encoder is scaled by one factor for all dimensions of the descriptor, or not at all.
 
-`--strategy figures.one_factor:ODPFLOneFactor` runs it. By default each dimension is divided by its own deviation over
-clients. That also enlarges directions in which clients hardly differ, but blurred images do.
+`--strategy figures.one_factor:ODPFLOneFactor` and `--strategy figures.one_factor:ODPFLUncalibrated` run them. By
+default each dimension is divided by its own deviation over clients. That also enlarges directions in which clients
+hardly differ, but blurred images do. The paper names no scaling. Without it all clients begin with almost the same
+descriptor.
 """
+
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,10 +28,25 @@ class OneFactorEncoder(ServerEncoder):
         self.version = version_of(self.gamma)
 
 
+class UncalibratedEncoder(ServerEncoder):
+    """An encoder that begins as torch made it."""
+
+    def scale(self, descriptors: Tensor) -> None:
+        """Leave the last layer as it is."""
+
+
 class ODPFLOneFactor(ODPFL):
-    """ODPFL-HN with that encoder."""
+    """ODPFL-HN with an encoder of one factor."""
+
+    kind: ClassVar[type[ServerEncoder]] = OneFactorEncoder
 
     def make(self, dim: int) -> None:
         """Make hypernetwork and encoder from the run's seed."""
         super().make(dim)
-        self.encoder = OneFactorEncoder(self.encoder.spec, self.config.seed, self.options.encoder_learning_rate)
+        self.encoder = self.kind(self.encoder.spec, self.config.seed, self.options.encoder_learning_rate)
+
+
+class ODPFLUncalibrated(ODPFLOneFactor):
+    """ODPFL-HN with an encoder that is not scaled."""
+
+    kind = UncalibratedEncoder

@@ -1,10 +1,13 @@
-"""One factor for all dimensions: the proportions of the descriptors stay, their mean square is 1."""
+"""One factor for all dimensions: the proportions of the descriptors stay, their mean square is 1. Or no factor."""
 
+import pytest
 import torch
 
-from figures.one_factor import ODPFLOneFactor, OneFactorEncoder
+from figures.one_factor import ODPFLOneFactor, ODPFLUncalibrated, OneFactorEncoder, UncalibratedEncoder
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, encode
 from hyperbloom.strategies import find_strategy
+from hyperbloom.strategies.encoder import ServerEncoder
+from tests.strategies.conftest import digits_config, introduction, joined
 
 
 def test_the_descriptors_keep_their_proportions() -> None:
@@ -26,5 +29,18 @@ def test_the_descriptors_keep_their_proportions() -> None:
     torch.testing.assert_close(described(), after, rtol=1e-4, atol=1e-4)
 
 
-def test_it_is_a_strategy() -> None:
-    assert find_strategy("figures.one_factor:ODPFLOneFactor") is ODPFLOneFactor
+def test_without_a_factor_the_encoder_begins_as_torch_made_it() -> None:
+    made = UncalibratedEncoder(EncoderSpec("deepset", (1, 8, 8), 5), seed=0, learning_rate=1e-4)
+    before, version = made.gamma.detach().clone(), made.version
+    made.scale(torch.randn(20, 5))
+    assert torch.equal(made.gamma, before) and made.version == version
+
+
+@pytest.mark.parametrize(
+    ("strategy", "encoder"), [(ODPFLOneFactor, OneFactorEncoder), (ODPFLUncalibrated, UncalibratedEncoder)]
+)
+def test_each_is_a_strategy_with_its_encoder(strategy: type[ODPFLOneFactor], encoder: type[ServerEncoder]) -> None:
+    name = f"figures.one_factor:{strategy.__name__}"
+    assert find_strategy(name) is strategy
+    algorithm = joined(digits_config(strategy=name), introduction("north"))
+    assert isinstance(algorithm, strategy) and type(algorithm.encoder) is encoder
