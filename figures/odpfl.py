@@ -104,6 +104,11 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
         "selected": selected["round"],
         **{key: round(metrics[key], 2) for key in SCORES},
         "curve": [[x["round"], round(x["novel_test_mean"], 2)] for x in lines if "novel_test_mean" in x],
+        "losses": [
+            [x["round"], round(x["loss"], 3), round(x["val_loss"], 3)]
+            for x in lines
+            if {"loss", "val_loss"} <= x.keys()
+        ],
         "seconds_a_round": round(statistics.median(x["seconds"] for x in lines), 2),
         "seconds": round(time.perf_counter() - start, 1),
     }
