@@ -75,14 +75,26 @@ def table(lines: Sequence[Line]) -> str:
     for rounds in sorted({line["rounds"] for line in lines}):
         for name in SMALL + LARGE:
             here = [line for line in lines if (line["set"], line["rounds"]) == (name, rounds)]
-            runs = [[line["selected"] for line in here if line["variant"] == variant] for variant in VARIANTS]
-            if any(runs):
+            runs = {
+                each: {line["seed"]: line["selected"] for line in here if line["variant"] == each} for each in VARIANTS
+            }
+            if any(runs.values()):
                 if name in UNCHANGED:
-                    runs[list(VARIANTS).index(AS_WRITTEN)] = runs[list(VARIANTS).index("the default")]
-                seeds = "-".join(map(str, sorted({len(some) for some in runs if some})))
-                cells = (f"{statistics.fmean(some):.1f}" if some else "" for some in runs)
-                parts.append(_row([name, str(rounds), seeds, *cells]))
+                    runs[AS_WRITTEN] = runs["the default"]
+                seeds = max(len(some) for some in runs.values())
+                cells = (_cell(some, runs["the default"], seeds) for some in runs.values())
+                parts.append(_row([name, str(rounds), str(seeds), *cells]))
     return "\n".join(parts)
+
+
+def _cell(some: dict[int, float], default: dict[int, float], seeds: int) -> str:
+    """Return a mean; of fewer seeds than others have, with the difference to the default's of the same seeds."""
+    if not some:
+        return ""
+    mean = statistics.fmean(some.values())
+    if len(some) == seeds or not some.keys() <= default.keys():
+        return f"{mean:.1f}"
+    return f"{mean:.1f} ({mean - statistics.fmean(default[seed] for seed in some):+.1f}, {len(some)} of {seeds})"
 
 
 def _row(cells: Sequence[str]) -> str:
