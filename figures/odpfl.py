@@ -38,7 +38,6 @@ METHODS = {
     "odpfl-scaled": ["--strategy", "figures.scaled:ODPFLScaled"],
     "odpfl-common": ["--strategy", "odpfl"],
     "odpfl-uncalibrated": ["--strategy", "figures.one_factor:ODPFLUncalibrated", *PAPER],
-    "odpfl-mean": ["--strategy", "odpfl", *PAPER, "--set", "update=mean"],
     "odpfl-private": ["--strategy", "odpfl", *PAPER, "--set", "encoder=private"],
     "odpfl-two-phase": ["--strategy", "odpfl", *PAPER, "--set", "mode=two-phase"],
     "fedavg": ["--strategy", "fedavg"],
@@ -68,7 +67,7 @@ SETTINGS = ["local.steps=26", "local.batch_size=32"]  # two epochs of 400 images
 
 def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[str, Any]:
     """Run one method on one split, or go on with it, and return its line."""
-    name = f"{args.data}-{args.clients}-{args.rounds}-{split}-{method}-{seed}"
+    name = "-".join([f"{args.data}-{args.clients}-{args.rounds}-{split}-{method}-{seed}", *args.set]).replace("/", "_")
     folder: Path = args.work / name
     flags = ["--engine", "inline", "--run-dir", str(folder), *METHODS[method], *SPLITS[split], "--data", args.data]
     flags += ["--clients", str(args.clients), "--cohort", str(max(1, args.clients * 9 // 100)), "--seed", str(seed)]
@@ -116,7 +115,8 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
 
 def key_of(result: dict[str, Any]) -> tuple[Any, ...]:
     """Return what makes a result the one that was asked for."""
-    return (*(result[key] for key in ("data", "clients", "rounds", "split", "method", "seed")), tuple(result["set"]))
+    keys = ("data", "clients", "rounds", "split", "method", "seed")
+    return (*(result[key] for key in keys), tuple(result["set"]), result.get("search", False))
 
 
 def tables(results: list[dict[str, Any]]) -> str:
@@ -203,7 +203,7 @@ def main() -> None:
     for seed in (int(text) for text in args.seeds.split(",")):
         for split in args.splits.split(","):
             for method in wanted:
-                asked = (args.data, args.clients, args.rounds, split, method, seed, tuple(args.set))
+                asked = (args.data, args.clients, args.rounds, split, method, seed, tuple(args.set), args.search)
                 if asked in done:
                     continue
                 result = run(args, split, method, seed)

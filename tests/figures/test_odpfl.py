@@ -27,6 +27,8 @@ def test_the_comparison_for_novel_clients_goes_on_where_it_stopped(
     assert all(0 <= line["novel_test_mean"] <= 100 for line in found)
     pfedhn, nearest, _ = found
     assert nearest["test_mean"] == pytest.approx(pfedhn["test_mean"], abs=0.01)  # of the same trained run
+    *_, other = run("odpfl", "--set", "local.learning_rate=0.5")
+    assert other["set"] != found[-1]["set"] and other["losses"] != found[-1]["losses"]  # not the earlier run's
     capfd.readouterr()
     run("odpfl", "--table")
     shown = capfd.readouterr().out.splitlines()
