@@ -140,6 +140,19 @@ def test_many_objects_have_no_more_than_twice_what_one_may_have(link: Link) -> N
     assert [link.push(session, content) for content in contents] == [True, True, False, False, False]
 
 
+def test_two_replies_with_an_object_in_common_both_arrive(link: Link) -> None:
+    """The second is whole with the first one's object, and is taken while its client still uploads its own."""
+    shared, *roots = record(100), record(10, 1), record(10, 2)
+    trees = [ObjectTree(object_id=_id(root), children=[ObjectTree(object_id=_id(shared))]) for root in roots]
+    sessions = [str(link.push_messages(tree).session_id) for tree in trees]
+    assert link.push(sessions[0], shared) and link.push(sessions[0], roots[0]) and link.push(sessions[1], roots[1])
+    for root in roots:
+        assert link.store.get(_id(shared)) == shared
+        link.run.confirm(_id(root))
+    assert link.push(sessions[1], shared), "the client would take its connection for lost"
+    assert not link.store.store.keys() & {_id(shared), *map(_id, roots)} and link.fleet._replies == {}
+
+
 def test_an_object_without_an_announcement_is_refused(link: Link) -> None:
     content = record(10)
     link.announce(content)
