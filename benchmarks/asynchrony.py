@@ -20,7 +20,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 
 from benchmarks.measure import Comparison, machine
-from hyperbloom.common.config import DataConfig, RunConfig, dump_run_config
+from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig, dump_run_config
 from hyperbloom.server.broker.superlink import free_port
 from hyperbloom.server.grids.local_clients import client_settings
 
@@ -66,6 +66,7 @@ def play(folder: Path, asynchronous: bool, rounds: int) -> tuple[Curve, int]:
         rounds=rounds,
         eval_every=max(1, rounds // 20),
         asynchronous=asynchronous,
+        local=LocalConfig(learning_rate=0.005, schedule="constant"),
         data=DataConfig(name="digits"),
     )
     folder.mkdir()

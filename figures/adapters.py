@@ -60,7 +60,7 @@ RUNS = {
     "drawings": ["--clients", "20", "--cohort", "5"],
     "tweets": ["--clients", str(USERS), "--cohort", "8"],
 }
-LOCAL = ["local.steps=10", "local.batch_size=16"]
+LOCAL = ["local.steps=10", "local.batch_size=16", "local.schedule=constant"]
 ROUNDS = 60
 
 

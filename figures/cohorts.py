@@ -78,7 +78,7 @@ class Study:
         """Let a client train from `sent` `(P,)`."""
         self.shared.load(sent)
         seed = derive(self.seed, f"client-{row}", number)
-        train(self.network, self.clients[row].train, sgd_of(LocalConfig()), seed)
+        train(self.network, self.clients[row].train, sgd_of(LocalConfig(learning_rate=0.005)), seed)
         return Reply(row, "M", self.shared.values - sent)
 
     def asynchronous(self, places: int, corrected: bool) -> Iterator[float]:

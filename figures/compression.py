@@ -106,6 +106,8 @@ def main() -> None:
         "strategy": args.strategy,
         "options": OPTIONS if args.strategy == "pfedhn" else {},
         "gains": False,
+        "local.learning_rate": 0.005,
+        "local.schedule": "constant",
         **given,
     }
     if args.quick:

@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "60 rounds of all, rate 0.02, 10 steps": {
         "rounds": 60,
         "cohort": 4,
-        "local": {"learning_rate": 0.02, "steps": 10},
+        "local": {"learning_rate": 0.02, "steps": 10, "schedule": "constant"},
     },
     "defaults": {},
     **{f"defaults, {most} training patients each": {"data": {"max_train": most}} for most in (20, 40, 80)},

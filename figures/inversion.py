@@ -239,7 +239,10 @@ def blind(clients: int, images: int, seed: int) -> tuple[float, float]:
 def membership(case: Case, clients: int, rounds: int, seed: int) -> tuple[float, float, float]:
     """Return the advantage of a threshold on losses after a run, without anything but a guess, and the accuracy (%)."""
     client_for.cache_clear()
-    usual = {"local": LocalConfig(learning_rate=0.05), "data": DataConfig(split="iid", max_train=40)}
+    usual = {
+        "local": LocalConfig(learning_rate=0.05, schedule="constant"),
+        "data": DataConfig(split="iid", max_train=40),
+    }
     config = _config(case, clients, seed, rounds=rounds, eval_every=rounds, **usual)
     spy = Spy()
     with tempfile.TemporaryDirectory() as name:

@@ -123,7 +123,7 @@ def play(strategy: str, privacy: PrivacyConfig | None, rounds: int, examples: in
         seed=seed,
         checkpoint_every=0,
         model="mlp",
-        local=LocalConfig(learning_rate=0.05),
+        local=LocalConfig(learning_rate=0.05, schedule="constant"),
         data=DataConfig(split="iid", max_train=examples),
         privacy=privacy or PrivacyConfig(),
     )

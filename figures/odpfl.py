@@ -63,6 +63,7 @@ NOVEL = 10
 """Percent of the clients that never train."""
 BEGIN, END = "<!-- figures.odpfl: begin -->", "<!-- figures.odpfl: end -->"
 SETTINGS = ["local.steps=26", "local.batch_size=32"]  # two epochs of 400 images, the paper's
+SETTINGS += ["local.learning_rate=0.005", "local.schedule=constant"]
 
 
 def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from flwr.app import Context, Message
 from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
-from hyperbloom.common.config import DataConfig, RunConfig
+from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 from hyperbloom.common.wire.orders import TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.common.wire.weights import Weights
@@ -103,6 +103,7 @@ def run(split: str, rounds: int, seeds: int, attacks: Sequence[str], start: str)
                     eval_every=rounds,
                     seed=seed,
                     checkpoint_every=0,
+                    local=LocalConfig(learning_rate=0.005, schedule="constant"),
                     data=DataConfig(split=split),
                 )
                 found.setdefault((attack, defence), []).append(accuracy(attack, defence, config))

@@ -7,6 +7,7 @@ The variants change one thing each. Nothing here looks at test examples; a line 
 """
 
 import argparse
+import itertools
 import json
 import math
 import shutil
@@ -22,17 +23,25 @@ from hyperbloom.server.library import run as play
 from hyperbloom.strategies import pfedhn
 
 AS_WRITTEN = "training begins as written"
-VARIANTS: dict[str, dict[str, Any]] = {
-    "the paper's start": {"start": "hypernetwork"},
-    "scaled": {"strategy": "figures.scaled:PFedHNScaled"},
-    "one network for all": {"personal": "written"},
-    AS_WRITTEN: {},
-    "the default": {},
-    "changes clipped": {"clip_deltas": "median"},
-    "a fifth of the local rate": {"local.learning_rate": 1e-3},
-    "four times the local rate": {"local.learning_rate": 2e-2},
+CODE: dict[str, Any] = {"local.learning_rate": 5e-3, "local.schedule": "constant"}  # the rate of pFedHN's code
+SAME = "0.005, constant"  # everything else as by default
+STARTS: dict[str, dict[str, Any]] = {
+    "the paper's start": {"start": "hypernetwork", **CODE},
+    "scaled": {"strategy": "figures.scaled:PFedHNScaled", **CODE},
+    "one network for all": {"personal": "written", **CODE},
+    AS_WRITTEN: CODE,
+    SAME: CODE,
+    "changes clipped": {"clip_deltas": "median", **CODE},
 }
-RATES = tuple(VARIANTS)[-2:]
+RATES: dict[str, dict[str, Any]] = {
+    "0.001, constant": {**CODE, "local.learning_rate": 1e-3},
+    SAME: CODE,
+    "0.01, constant": {**CODE, "local.learning_rate": 1e-2},
+    "0.02, constant": {**CODE, "local.learning_rate": 2e-2},
+    "the default": {},
+    "0.02, cosine": {"local.learning_rate": 2e-2},
+}
+VARIANTS = STARTS | RATES
 SMALL = tuple(SETS)[:3] + tuple(SETS)[4:6]
 """Those with small networks, of which a run takes seconds."""
 UNCHANGED = frozenset(SMALL) - {"airline tweets, users"}
@@ -57,10 +66,10 @@ def measure(args: argparse.Namespace, name: str, variant: str, rounds: int, seed
     return line | {"selected": round(max(found), 2)}
 
 
-def variants(name: str) -> list[str]:
-    """Return the variants to run of a data set."""
+def variants(name: str, seed: int) -> list[str]:
+    """Return the variants to run of a data set; those with large networks have other rates with the first seed only."""
     if name in LARGE:
-        return [AS_WRITTEN, "the default", *RATES]
+        return [AS_WRITTEN, SAME, *(each for each in RATES if each != SAME and seed == 0)]
     return [variant for variant in VARIANTS if variant != AS_WRITTEN or name not in UNCHANGED]
 
 
@@ -70,31 +79,23 @@ def read(path: Path) -> list[Line]:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Return means over seeds as Markdown, a row for each set and number of rounds."""
-    parts = [_row(["data", "rounds", "seeds", *VARIANTS]), _row(["---"] * (3 + len(VARIANTS)))]
-    for rounds in sorted({line["rounds"] for line in lines}):
-        for name in SMALL + LARGE:
+    """Return means over seeds as Markdown: what training starts at, then rates; a row for each set.
+
+    A row has the seeds that were run with all variants of the row.
+    """
+    parts = list[str]()
+    for columns in (STARTS, RATES):
+        parts += ["", _row(["data", "rounds", "seeds", *columns]), _row(["---"] * (3 + len(columns)))]
+        for rounds, name in itertools.product(sorted({line["rounds"] for line in lines}), SMALL + LARGE):
             here = [line for line in lines if (line["set"], line["rounds"]) == (name, rounds)]
-            runs = {
-                each: {line["seed"]: line["selected"] for line in here if line["variant"] == each} for each in VARIANTS
-            }
-            if any(runs.values()):
-                if name in UNCHANGED:
-                    runs[AS_WRITTEN] = runs["the default"]
-                seeds = max(len(some) for some in runs.values())
-                cells = (_cell(some, runs["the default"], seeds) for some in runs.values())
-                parts.append(_row([name, str(rounds), str(seeds), *cells]))
-    return "\n".join(parts)
-
-
-def _cell(some: dict[int, float], default: dict[int, float], seeds: int) -> str:
-    """Return a mean; of fewer seeds than others have, with the difference to the default's of the same seeds."""
-    if not some:
-        return ""
-    mean = statistics.fmean(some.values())
-    if len(some) == seeds or not some.keys() <= default.keys():
-        return f"{mean:.1f}"
-    return f"{mean:.1f} ({mean - statistics.fmean(default[seed] for seed in some):+.1f}, {len(some)} of {seeds})"
+            runs = {each: {x["seed"]: x["selected"] for x in here if x["variant"] == each} for each in columns}
+            if AS_WRITTEN in columns and name in UNCHANGED:
+                runs[AS_WRITTEN] = runs[SAME]
+            if len(some := [each for each in runs.values() if each]) > 1:
+                seeds = set.intersection(*map(set, some))
+                means = (f"{statistics.fmean(run[seed] for seed in seeds):.1f}" if run else "" for run in runs.values())
+                parts.append(_row([name, str(rounds), str(len(seeds)), *means]))
+    return "\n".join(parts[1:])
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -122,8 +123,8 @@ def main(words: Sequence[str] | None = None) -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     done = {(line["set"], line["variant"], line["rounds"], line["seed"]) for line in read(args.results)}
     names = [name for name in SMALL + LARGE if name.startswith(tuple(args.sets))]
-    pairs = [(name, variant, rounds) for rounds in args.rounds for name in names for variant in variants(name)]
-    wanted = [(*pair, seed) for seed in args.seeds for pair in pairs]
+    places = itertools.product(args.seeds, args.rounds, names)
+    wanted = [(name, each, rounds, seed) for seed, rounds, name in places for each in variants(name, seed)]
     for one in [one for one in wanted if one not in done]:
         text = json.dumps(measure(args, *one))
         with args.results.open("a", encoding="utf-8") as file:

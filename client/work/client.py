@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -12,7 +13,6 @@ from hyperbloom.client.keep.releases import Releases
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.own_network import own_graph
-from hyperbloom.client.work.sgd import Course
 from hyperbloom.common.data import load_client_data
 from hyperbloom.common.data.schema import difference, load_schema, read_schema
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
@@ -58,7 +58,7 @@ class Client:
         about = (settings.size, self.input_shape, self.num_classes)
         self.features: dict[int, tuple[torch.Tensor, str, torch.Tensor]] = {}
         """By the id of inputs: these, the digest of a backbone, and its features of them."""
-        self.lone: tuple[object, Course] | None = None
+        self.lone: tuple[object, Any] | None = None
         """What the model that it trains alone depends on, and how far this model is."""
         self.pretrained: ModelSpec | None = None
         self.backbone: str | None = None  # digest of the pretrained network

@@ -14,8 +14,8 @@ from hyperbloom.client.work.evaluation import count_score, keep_scored, personal
 from hyperbloom.client.work.networks import Loaded, load, load_alone, loaded_network
 from hyperbloom.client.work.own_network import Fixed, tensors_of
 from hyperbloom.client.work.scoring import EVALUATION_BATCH, evaluate, respond, score_of, settle_norms
-from hyperbloom.client.work.sgd import Course, Flat, train
-from hyperbloom.common.config import MOST_STEPS
+from hyperbloom.client.work.sgd import Flat, train
+from hyperbloom.common.config import MOST_STEPS, decay
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import MIXTURES, MODELS, RESAMPLES, SURE, Gain, interval, sentence
@@ -75,7 +75,7 @@ def _trials(client: Client, order: CompareOrder) -> Iterator[tuple[str, _Trial]]
         return _Trial(network, module, val, test, order.metrics)
 
     def tune() -> _Trial:
-        return _trained(client, as_sent, network, Course(), tuning, "tune")
+        return _trained(client, as_sent, network, tuning, "tune")
 
     refinement, copied = order.refinement, order.target.private == "copy"
     distilled = refinement is not None and refinement.part not in REFINED
@@ -96,8 +96,7 @@ def _trials(client: Client, order: CompareOrder) -> Iterator[tuple[str, _Trial]]
         if {first, second} <= ends.keys():
             yield name, _mixed(client, order, network, ends[first], ends[second], share)
     rounds = order.rounds + (0 if distilled else tuning)  # no fewer steps than the others
-    alone = load_alone(client, order.scope, order.target)
-    yield "alone", _trained(client, as_sent, alone, _lone(client, order, rounds), rounds)
+    yield "alone", _alone(client, order, rounds)
 
 
 @torch.no_grad()
@@ -111,44 +110,34 @@ def _mixed(client: Client, order: CompareOrder, network: Loaded, first: _Trial, 
     return _Trial(network, module, data[1], data[2], order.metrics)
 
 
-def _lone(client: Client, order: CompareOrder, rounds: int) -> Course:
-    """Return how far the model that the client trains alone is; runs and baselines that agree on it share it."""
+def _alone(client: Client, order: CompareOrder, rounds: int) -> _Trial:
+    """Return the model that the client trains alone; runs and baselines that agree on it share it."""
     target = replace(order.target, private="all", hypernetwork=None)
-    key = order.scope.seed, order.sgd, target, order.metrics[0]
-    if client.lone is None or client.lone[0] != key or client.lone[1].rounds > rounds:
-        client.lone = key, Course()
+    key = order.scope.seed, order.sgd, order.decays, rounds, target, order.metrics
+    if client.lone is None or client.lone[0] != key:
+        network = load_alone(client, order.scope, order.target)
+        client.lone = key, _trained(client, replace(order, refinement=None), network, rounds)
     return client.lone[1]
 
 
-def _trained(
-    client: Client, order: CompareOrder, network: Loaded, course: Course, rounds: int, *purpose: str
-) -> _Trial:
-    """Train a network in place, as often as is best on validation examples. Alone, its batches are those of `local`.
-
-    What is scored does not depend on `rounds`, so that a course that stops and goes on ends like one in one go.
-    """
+def _trained(client: Client, order: CompareOrder, network: Loaded, rounds: int, *purpose: str) -> _Trial:
+    """Train a network in place, as often as is best on validation examples. Alone, its batches are those of `local`."""
     network.holds, network.personal.momentum = None, None
     if network.has_copy:
         network = replace(network, personal=Flat(Layout(()), network.personal.values.new_empty(0)))
-    for part, (values, momentum) in zip(network.parts, course.now, strict=bool(course.now)):
-        part.load(values)
-        part.momentum = momentum
     module, (data, val, test) = personal_model(client, order, network)
-    best, kept = course.best, course.kept
-    for number in range(course.rounds, rounds + 1):
-        seed = client.seed(order.scope, number, *purpose)
-        if number > course.rounds and not math.isfinite(train(replace(network, module=module), data, order.sgd, seed)):
-            break
-        stage = number % 2 ** max(0, number.bit_length() - 3) == 0  # ever rarer, 4 for each doubling
-        if stage or number == rounds:
+    best, kept = None, list[Tensor]()
+    for number in range(rounds + 1):
+        if number:
+            rate = order.sgd.learning_rate * (decay(number, rounds) if order.decays else 1.0)
+            sgd, seed = replace(order.sgd, learning_rate=rate), client.seed(order.scope, number, *purpose)
+            if not math.isfinite(train(replace(network, module=module), data, sgd, seed)):
+                break
+        if number % 2 ** max(0, number.bit_length() - 3) == 0 or number == rounds:  # ever rarer, 4 for each doubling
             settle_norms(module, data)
             rank = _rank(evaluate(module, val, order.metrics), order.metrics[0])
             if best is None or rank > best:
                 best, kept = rank, [part.values.clone() for part in network.parts]
-            if stage:
-                course.best, course.kept = best, kept
-    else:
-        course.rounds, course.now = rounds, [(p.values.clone(), p.momentum) for p in network.parts]
     for part, values in zip(network.parts, kept, strict=True):
         part.load(values)
     settle_norms(module, data)

@@ -6,7 +6,7 @@ shared part, and a persistent one for a personal head.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -112,22 +112,6 @@ class Network:
     def has_copy(self) -> bool:
         """Return whether the personal part is a private copy and not part of the module."""
         return bool(self.shared.layout.numel) and self.shared.layout == self.personal.layout
-
-
-@dataclass
-class Course:
-    """A training that can be gone on with.
-
-    Attributes:
-        rounds: taken so far.
-        now: values and momentum of each part after these rounds; empty before the start.
-        kept: the values of each part where they were best, by `best`.
-    """
-
-    rounds: int = 0
-    now: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
-    best: tuple[float, float] | None = None
-    kept: list[Tensor] = field(default_factory=list)
 
 
 def draw_batches(examples: int, batch_size: int, steps: int, seed: int) -> Tensor:

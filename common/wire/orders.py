@@ -348,10 +348,12 @@ class CompareOrder(EvaluateOrder, message_type="evaluate.compare", answer=Compar
 
     Attributes:
         sgd: one round of training alone.
+        decays: whether its learning rate decays over the rounds.
         rounds: as often as a client trains in the run; alone it trains as often, and as long as models are fine-tuned.
         common: the model for all, if it is not what `weights` are.
     """
 
     sgd: SGD
+    decays: bool
     rounds: int
     common: Weights | None = None

@@ -21,7 +21,8 @@ def ask_gains(run: Run, number: int, done: int) -> None:
 
     Each has trained as often as in the `done` rounds of the run. Only some disclose what they gain.
     """
-    config, sgd, gains = run.config, run.turn(1).sgd, dict[str, Gain]()
+    config, gains = run.config, dict[str, Gain]()
+    sgd, decays = run.turn(1).sgd, config.local.schedule == "cosine"
     clients = [client for client in run.federation.idle if not config.is_novel(client.row)]
     rounds = math.ceil(done * min(1.0, config.cohort / max(1, len(run.candidates()))))
 
@@ -31,7 +32,7 @@ def ask_gains(run: Run, number: int, done: int) -> None:
         common = run.algorithm.common(client) if order.target.private == "none" else None
         if common and order.weights and torch.equal(common.values, order.weights.values):
             common = None  # the client has it
-        return CompareOrder(**vars(order), sgd=sgd, rounds=rounds, common=common)
+        return CompareOrder(**vars(order), sgd=sgd, decays=decays, rounds=rounds, common=common)
 
     def play(wanted: Ask[Any]) -> Exchanges[Any]:
         def orders(some: Sequence[Client]) -> list[Order]:

@@ -49,8 +49,10 @@ def test_no_file_and_no_flags_give_the_values_of_the_authors_code() -> None:
     assert config == RunConfig()
     assert (config.strategy, config.rounds, config.clients, config.cohort) == ("pfedhn", 100, 6, 1)
     assert config.local == LocalConfig(
-        steps=50, batch_size=64, learning_rate=5e-3, momentum=0.9, weight_decay=5e-5, clip=50.0
+        steps=50, batch_size=64, learning_rate=1e-2, momentum=0.9, weight_decay=5e-5, clip=50.0
     )
+    rates = [config.local.rate(number, 100) for number in range(1, 101)]
+    assert sum(rates) / 100 == pytest.approx(5e-3, rel=0.02)  # the rate of the authors' code
 
 
 @pytest.mark.parametrize("text", ["", "# nothing but a comment\n", "{}", "null"])
@@ -330,13 +332,14 @@ def test_the_cosine_schedule_is_that_of_torch() -> None:
 
 
 def test_without_a_schedule_the_rate_is_what_was_set_in_every_round() -> None:
-    local = LocalConfig(learning_rate=0.3)
+    local = LocalConfig(learning_rate=0.3, schedule="constant")
     assert {local.rate(number, 7) for number in range(1, 8)} == {0.3}
 
 
 def test_a_schedule_needs_rounds() -> None:
     with pytest.raises(ConfigError, match=r"^local.schedule: expected constant with asynchronous"):
         load_run_config(None, {"local.schedule": "cosine", "asynchronous": True})
+    assert load_run_config(None, {"asynchronous": True}).local.schedule == "constant"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from hyperbloom.strategies.turn import Turn
 from ..scores import right
 
 RUN_ID = "run-of-a-test"
-BRIEF = LocalConfig(steps=4, batch_size=16, learning_rate=0.05)
+BRIEF = LocalConfig(steps=4, batch_size=16, learning_rate=0.05, schedule="constant")
 
 OrderT = TypeVar("OrderT", bound=Order)
 ReturnT = TypeVar("ReturnT")

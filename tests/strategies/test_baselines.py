@@ -34,7 +34,9 @@ from tests.strategies.reference import LocalSGD, local_loop, seed_of
 
 from ..scores import count_right
 
-LOCAL = LocalConfig(steps=5, batch_size=16, learning_rate=0.1, momentum=0.8, weight_decay=5e-3, clip=0.7)
+LOCAL = LocalConfig(
+    steps=5, batch_size=16, learning_rate=0.1, momentum=0.8, weight_decay=5e-3, clip=0.7, schedule="constant"
+)
 # Some twenty steps of single precision on numbers below one: rounding errors of about 1e-7 each, that do not grow.
 ROUNDING = 2e-6
 

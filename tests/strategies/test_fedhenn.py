@@ -44,7 +44,9 @@ from tests.strategies.test_baselines import plain_settings
 
 from ..scores import count_right
 
-LOCAL = LocalConfig(steps=4, batch_size=16, learning_rate=0.05, momentum=0.8, weight_decay=5e-3, clip=0.7)
+LOCAL = LocalConfig(
+    steps=4, batch_size=16, learning_rate=0.05, momentum=0.8, weight_decay=5e-3, clip=0.7, schedule="constant"
+)
 INPUTS = 40
 HOMOGENEOUS = "fedhenn-homogeneous"
 HERE = "tests.strategies.test_fedhenn"

@@ -82,7 +82,7 @@ def test_one_client_a_round_is_the_authors_loop_through_the_whole_stack(rule: st
         rounds=8,
         eval_every=8,
         seed=3,
-        local=LocalConfig(**vars(local)),
+        local=LocalConfig(**vars(local), schedule="constant"),
         options={"hidden_dim": 16, "hidden_layers": 2, "update": rule, "start": "hypernetwork", **server},
     )
     federation = digits_federation(config, tmp_path)
@@ -158,7 +158,7 @@ def test_the_defaults_are_the_numbers_of_the_authors_code() -> None:
     assert options.embedding_learning_rate is None
     assert PFedHNPCOptions().learning_rate == 5e-2
     assert PFedHNPCOptions().model_dump(exclude={"learning_rate"}) == options.model_dump(exclude={"learning_rate"})
-    assert (local.steps, local.batch_size, local.learning_rate) == (50, 64, 5e-3)
+    assert (local.steps, local.batch_size, local.learning_rate / 2) == (50, 64, 5e-3)  # half on average, as it decays
     assert (local.momentum, local.weight_decay, local.clip) == (0.9, 5e-5, 50.0)
 
 
@@ -451,7 +451,7 @@ def test_the_head_and_its_momentum_survive_a_restart_of_the_clients(tmp_path: Pa
 
 def test_a_head_is_trained_with_the_body_by_an_optimiser_of_its_own_that_lasts(tmp_path: Path) -> None:
     settings = LocalSGD(5, 16, 0.1, 0.8, 5e-3, 0.5)
-    local = LocalConfig(**vars(settings))
+    local = LocalConfig(**vars(settings), schedule="constant")
     config = digits_config(strategy="pfedhn-pc", clients=1, rounds=4, eval_every=4, local=local)
     federation = digits_federation(config, tmp_path)
     (data,) = data_of(federation, tmp_path).values()

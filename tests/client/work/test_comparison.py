@@ -14,6 +14,7 @@ from torch.nn.functional import softplus
 
 from hyperbloom.client.work import comparison
 from hyperbloom.client.work.scoring import score_of
+from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import MIXTURES
@@ -31,6 +32,7 @@ USELESS = Weights(FULL, torch.zeros(FULL.numel))
 def order(**changes: Any) -> CompareOrder:
     sgd = SGD(**{**STEPS, "learning_rate": 0.01})
     values = {**COMMON, "private": "none", "weights": SOUND, "metrics": ("accuracy",), "sgd": sgd, "rounds": 5}
+    values |= {"decays": False}
     return arrange(CompareOrder, **(values | changes))
 
 
@@ -38,10 +40,12 @@ def disclosing(worker: Worker) -> Worker:
     return Worker(dataclasses.replace(worker.settings, disclose_gain=True))
 
 
-def test_alone_is_what_the_strategy_local_trains_to_the_bit(make_worker: Callable[..., Worker]) -> None:
+@pytest.mark.parametrize("decays", [False, True])
+def test_alone_is_what_the_strategy_local_trains_to_the_bit(make_worker: Callable[..., Worker], decays: bool) -> None:
     """No step of the server's useless model helps at a rate of 0.01; nor is it better than zeros to begin with."""
     worker, local = disclosing(make_worker("ward-7")), make_worker("ward-7")
-    asked = order(weights=USELESS, rounds=30)
+    asked = order(weights=USELESS, rounds=30, decays=decays)
+    schedule = LocalConfig(learning_rate=asked.sgd.learning_rate, schedule="cosine" if decays else "constant")
     result = worker.answer(asked)
     assert result.gain is not None and result.gain.chosen == "alone"
     assert (result.gain.value, result.gain.low, result.gain.high) == (0, 0, 0)
@@ -50,7 +54,8 @@ def test_alone_is_what_the_strategy_local_trains_to_the_bit(make_worker: Callabl
     trained = []
     for number in range(1, 30 + 10 + 1):  # as often as in the run, and as long as a model is fine-tuned
         scope = dataclasses.replace(asked.scope, run_id="local", round=number)
-        local.answer(TrainOrder(scope, target, asked.sgd, "nothing"))
+        sgd = dataclasses.replace(asked.sgd, learning_rate=schedule.rate(number, 30 + 10))
+        local.answer(TrainOrder(scope, target, sgd, "nothing"))
         trained.append(local.state.load_personal(scope, FULL)[0])  # type: ignore[index]
     kept = FULL.flatten(values)
     assert any(torch.equal(kept, each) for each in trained)
@@ -89,14 +94,15 @@ def test_the_best_on_validation_examples_is_kept_and_its_gain_is_on_test_example
     assert torch.equal(FULL.flatten(kept), good.values) and "gains" in facts.gain
 
 
-def test_training_alone_goes_on_where_it_stood(
-    make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("decays", [False, True])
+def test_runs_of_the_same_length_share_what_a_client_trains_alone(
+    make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, decays: bool
 ) -> None:
-    """For a run of 9 rounds, then of 11, then no more: every answer is that of a process that trains in one go."""
+    """For a run of 9 rounds, then of 11, then its baseline: every answer is that of a process that was asked once."""
     worker, trained, train = disclosing(make_worker("ward-7")), list[int](), comparison.train
     monkeypatch.setattr(comparison, "train", lambda *args: trained.append(args[3]) or train(*args))
-    for rounds, tuned, alone in ((9, 9, range(1, 19)), (11, 10, range(19, 22)), (11, 10, range(0))):
-        asked = order(rounds=rounds)
+    for rounds, tuned, alone in ((9, 9, range(1, 19)), (11, 10, range(1, 22)), (11, 10, range(0))):
+        asked = order(rounds=rounds, decays=decays)
         trained.clear()
         found = worker.answer(asked)
         assert len(trained) == tuned + len(alone)  # alone, no fewer steps in all than the model that is fine-tuned

@@ -147,8 +147,10 @@ MESSAGES: list[Any] = [
     Delivery(Weights(TWO, VALUES)),
     dataclasses.replace(OFFER, shares=(0.25, 1.0)),
     TryOrder(**vars(EVALUATE), together=True),
-    CompareOrder(**vars(EVALUATE), sgd=SGD(4, 8, 0.1, 0.9, 0.0, 50.0), rounds=5),
-    CompareOrder(**vars(EVALUATE), sgd=SGD(4, 8, 0.1, 0.9, 0.0, 50.0), rounds=5, common=Weights(ONE, VALUES[:3])),
+    CompareOrder(**vars(EVALUATE), sgd=SGD(4, 8, 0.1, 0.9, 0.0, 50.0), decays=True, rounds=5),
+    CompareOrder(
+        **vars(EVALUATE), sgd=SGD(4, 8, 0.1, 0.9, 0.0, 50.0), decays=True, rounds=5, common=Weights(ONE, VALUES[:3])
+    ),
     CompareResult(
         right(1, 2, 0.5),
         right(3, 4, 0.25),

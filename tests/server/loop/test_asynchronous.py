@@ -492,7 +492,7 @@ def test_an_evaluation_that_nobody_answers_is_reported_and_at_last_ends_the_run(
 def test_a_baseline_that_learns_from_whole_rounds_goes_by_rounds(tmp_path: Path) -> None:
     brief = ["--set", "local.steps=3", "--set", "data.max_train=60", "--set", "hidden_dim=8", "--cohort", "2"]
     brief += ["--engine", "inline", "--clients", "3", "--rounds", "4", "--eval-every", "2", "--baselines"]
-    brief += ["fedavg,local"]
+    brief += ["fedavg,local", "--set", "local.schedule=constant"]
     for mode in ("false", "true"):
         assert main([*brief, "--set", f"asynchronous={mode}", "--run-dir", str(tmp_path / mode)]) == 0
     name = "baselines/fedavg/hypernetwork-last.safetensors"
