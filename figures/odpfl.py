@@ -32,11 +32,12 @@ SPLITS = {
     "dirichlet-1": ["--split", "dirichlet", "--set", "data.alpha=1.0"],
     "dirichlet-10": ["--split", "dirichlet", "--set", "data.alpha=10.0"],
 }
-PAPER = ["--set", "start=hypernetwork"]
+RATE = ["--set", "learning_rate=0.01"]  # of the hypernetwork, the paper's
+PAPER = ["--set", "start=hypernetwork", *RATE]
 METHODS = {
     "odpfl": ["--strategy", "odpfl", *PAPER],
-    "odpfl-scaled": ["--strategy", "figures.scaled:ODPFLScaled"],
-    "odpfl-common": ["--strategy", "odpfl"],
+    "odpfl-scaled": ["--strategy", "figures.scaled:ODPFLScaled", *RATE],
+    "odpfl-common": ["--strategy", "odpfl", *RATE],
     "odpfl-uncalibrated": ["--strategy", "figures.one_factor:ODPFLUncalibrated", *PAPER],
     "odpfl-private": ["--strategy", "odpfl", *PAPER, "--set", "encoder=private"],
     "odpfl-two-phase": ["--strategy", "odpfl", *PAPER, "--set", "mode=two-phase"],

@@ -423,6 +423,7 @@ def test_phase_one_is_one_trip_and_averages_the_encoders(tmp_path: Path, doubles
 def test_phase_one_trains_hypernetwork_and_embeddings_as_pfedhn_does(tmp_path: Path, doubles: None) -> None:
     made, _ = two_phase(tmp_path)
     plain = {key: value for key, value in SMALL.items() if key != "encoder"} | {"update": "mean"}
+    plain["learning_rate"] = made.algorithm.options.learning_rate
     other = Inline(config(strategy="pfedhn", options={}).model_copy(update={"options": plain}), made.grid).join()
     for number in (1, 2):
         made.train(number)
