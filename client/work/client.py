@@ -59,7 +59,7 @@ class Client:
         self.features: dict[int, tuple[torch.Tensor, str, torch.Tensor]] = {}
         """By the id of inputs: these, the digest of a backbone, and its features of them."""
         self.lone: tuple[object, Any] | None = None
-        """What the model that it trains alone depends on, and how far this model is."""
+        """What the model that it trains alone depends on, and that model with its scores."""
         self.pretrained: ModelSpec | None = None
         self.backbone: str | None = None  # digest of the pretrained network
         if settings.data.backbone is not None:

@@ -98,9 +98,8 @@ class Store(InMemoryObjectStore):
         if reply.size + size > 2 * limit and size <= limit:
             raise ValueError(f"the reply has over {2 * limit} bytes")
         if size <= limit:
-            with suppress(
-                NoObjectInStoreError
-            ):  # equal to another reply's object, with which the server took this reply
+            # If another reply had an equal object, the server may have taken this reply with that one, and deleted both.
+            with suppress(NoObjectInStoreError):
                 super().put(object_id, object_content)
             reply.size += size
             return
