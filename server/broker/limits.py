@@ -98,7 +98,7 @@ class Store(InMemoryObjectStore):
         if reply.size + size > 2 * limit and size <= limit:
             raise ValueError(f"the reply has over {2 * limit} bytes")
         if size <= limit:
-            # If another reply had an equal object, the server may have taken this reply with that one, and deleted both.
+            # Another reply had an equal object: the server may have taken this reply with that one, and deleted both.
             with suppress(NoObjectInStoreError):
                 super().put(object_id, object_content)
             reply.size += size
