@@ -41,10 +41,12 @@ TITLES = {
     "digits-alike": "digits, Dirichlet 1",
 }
 METHODS: dict[str, dict[str, Any]] = {
-    "odpfl": {"strategy": "odpfl", "options.start": "hypernetwork"},
-    "odpfl-common": {"strategy": "odpfl", "options.start": "common"},
+    "odpfl": {"strategy": "odpfl", "options.start": "hypernetwork", "options.learning_rate": 0.01},
+    "odpfl-common": {"strategy": "odpfl"},
+    "odpfl-faster": {"strategy": "odpfl", "options.learning_rate": 0.01},
     "fedavg": {"strategy": "fedavg"},
 }
+STARTS = {"odpfl": "the paper's", "odpfl-common": "`common`", "odpfl-faster": "`common`, rate 0.01"}
 Line = dict[str, Any]
 
 
@@ -79,7 +81,7 @@ def table(lines: Sequence[Line]) -> str:
     for study, (_, numbers) in STUDIES.items():
         for clients in numbers:
             average = runs[study, clients, "fedavg"]
-            for method, start in (("odpfl", "the paper's"), ("odpfl-common", "`common`")):
+            for method, start in STARTS.items():
                 mine = runs[study, clients, method]
                 if seeds := sorted(mine.keys() & average.keys()):
                     some = [mine[seed] for seed in seeds]
