@@ -27,7 +27,7 @@ class FedAvgFTOptions(Section):
         5, description="passes over a client's examples before each evaluation"
     )
     rate: Rate | None = Field(
-        None, description="learning rate of these; default: local.learning_rate / (1 - local.momentum)"
+        None, description="learning rate of these; default: that of local training, on average, / (1 - local.momentum)"
     )
 
 
@@ -39,6 +39,7 @@ class FedAvgFT(FedAvg):
     def recipe(self, number: int) -> Recipe:
         """Fine-tune all weights before an evaluation."""
         local = self.config.local
-        rate = self.options.rate or local.learning_rate / (1 - local.momentum)
+        mean = local.learning_rate / (2 if local.schedule == "cosine" else 1)
+        rate = self.options.rate or mean / (1 - local.momentum)
         tuning = Refinement(self.options.epochs, rate, local.batch_size, "all")
         return replace(super().recipe(number), refinement=tuning)

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -135,6 +135,14 @@ def test_fedavg_as_a_special_case_to_the_bit(
     assert [each.results.keys() for each in history.rounds] == [each.results.keys() for each in expected.rounds]
     if strategy != "fedavg-ft":
         assert history.rounds[-1].evaluation == expected.rounds[-1].evaluation
+
+
+@pytest.mark.parametrize(("schedule", "rate"), [("constant", 0.2), ("cosine", 0.1)])
+def test_fine_tuning_has_the_mean_rate_of_local_training(schedule: Literal["constant", "cosine"], rate: float) -> None:
+    """Plain SGD at `rate / (1 - momentum)` moves as far as SGD with momentum."""
+    local = LOCAL.model_copy(update={"learning_rate": 0.02, "momentum": 0.9, "schedule": schedule})
+    refinement = make_algorithm(config("fedavg-ft", local=local)).recipe(1).refinement
+    assert refinement is not None and refinement.rate == pytest.approx(rate)
 
 
 def test_hyperfl_averages_what_its_clients_send(tmp_path: Path) -> None:
