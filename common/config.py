@@ -67,7 +67,7 @@ def decay(number: int, rounds: int) -> float:
 
 
 class LocalConfig(Section):
-    """Local training on a client: SGD as in pFedHN's public code, whose constant rate of 0.005 is the mean rate here."""
+    """Local training on a client: SGD as in pFedHN's public code, whose constant rate, 0.005, is the mean rate here."""
 
     steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = Field(
         50, description="local SGD steps K a client takes in a round"
@@ -79,7 +79,7 @@ class LocalConfig(Section):
     clip: Rate = Field(50.0, description="total norm to which a local gradient is clipped")
     schedule: Literal["constant", "cosine"] = Field(
         "cosine",
-        description="learning rate over the rounds; cosine: half a wave down to almost nothing (not asynchronously)",
+        description="learning rate over the rounds; cosine: half a wave to almost 0 (not asynchronously)",
     )
 
     def rate(self, number: int, rounds: int) -> float:
