@@ -102,6 +102,12 @@ def over_better(lines: Iterable[Line], strategy: str) -> np.ndarray | None:
     return mine - better
 
 
+def by_choice(lines: Iterable[Line]) -> np.ndarray | None:
+    """Return the gains over training alone of the models that sites chose on one set `(seeds, sites)`, if asked."""
+    gains = [line["gain"] for line in lines if "gain" in line]
+    return np.array(gains) if gains else None
+
+
 def losers(lines: Iterable[Line]) -> tuple[float, float, int] | None:
     """Return which percent of sites lose more than a point with and without the choice, and the number of sites."""
     pairs = [
@@ -120,7 +126,8 @@ def table(lines: Sequence[Line]) -> str:
     for rounds in sorted({line["rounds"] for line in lines}):
         some = [line for line in lines if line["rounds"] == rounds]
         parts += [f"{rounds} rounds, mean test accuracy in percent at the round that validation selected:\n"]
-        parts += [_row(["data", "seeds", *STRATEGIES, f"gain of {DEFAULT}"]), _row(["---"] * (3 + len(STRATEGIES)))]
+        parts += [_row(["data", "seeds", *STRATEGIES, f"gain of {DEFAULT}", "by choice"])]
+        parts += [_row(["---"] * (4 + len(STRATEGIES)))]
         for name in SETS:
             here = {
                 strategy: [x for x in some if (x["set"], x["strategy"]) == (name, strategy)] for strategy in STRATEGIES
@@ -129,7 +136,8 @@ def table(lines: Sequence[Line]) -> str:
             seeds = set.intersection(*({line["seed"] for line in runs} for runs in there or [[]]))
             if seeds:
                 gain = _gain(over_better([line for runs in here.values() for line in runs], DEFAULT))
-                parts.append(_row([name, str(len(seeds)), *(_mean(runs, seeds) for runs in here.values()), gain]))
+                means = [_mean(runs, seeds) for runs in here.values()]
+                parts.append(_row([name, str(len(seeds)), *means, gain, _gain(by_choice(here[DEFAULT]))]))
         heads = ["gain over the better of local and FedAvg", "sets", "sites that lose, by choice", "without", "sites"]
         parts += ["", _row([f"{rounds} rounds", *heads]), _row(["---"] * 6)]
         parts += [_row([strategy, *_deciding(some, strategy)]) for strategy in STRATEGIES if strategy != "local"] + [""]

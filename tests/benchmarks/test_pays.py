@@ -36,6 +36,15 @@ def test_sites_that_lose_are_those_behind_training_alone_by_more_than_a_point() 
     assert pays.losers([line("local", [1.0])]) is None
 
 
+def test_the_gain_by_choice_is_of_the_sites_that_were_asked() -> None:
+    """By hand: the sites' means are 1, 2, 3, as above."""
+    more = {"alone": [70.0] * 3}
+    asked = [line("pfedhn", [70.0] * 3, seed, gain=gain, **more) for seed, gain in enumerate(([0, 2, 3], [2, 2, 3]))]
+    lines = [line(name, [70.0] * 3, seed) for name in ("local", "fedavg") for seed in range(2)]
+    assert "| +0.0 (+0.0 to +0.0) | +2.0 (-0.5 to +4.5) |" in pays.table([*lines, *asked])
+    assert pays.by_choice(lines) is None
+
+
 def test_every_set_weighs_the_same_in_the_mean_gain() -> None:
     lines = [line("local", [50.0] * 6), line("fedavg", [40.0] * 6), line("pfedhn", [53.0, 51.0] * 3)]
     other = {"set": "heart disease, hospitals"}
