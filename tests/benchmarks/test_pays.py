@@ -102,7 +102,7 @@ def test_a_run_is_measured_once_and_the_page_shows_it(tmp_path: Path) -> None:
     assert "gain" not in fedavg and len(default["gain"]) == len(default["test"]) == 4
     pays.main([*words, *more])
     assert results.read_text() == first
-    page.write_text(f"before\n{pays.BEGIN}\nold\n{pays.END}\nafter\n")
+    page.write_text(f"before\n{pays.TABLE}\nold\n{pays.END}\nafter\n")
     pays.main([*words, "--page", str(page)])
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
@@ -112,7 +112,9 @@ def test_a_run_is_measured_once_and_the_page_shows_it(tmp_path: Path) -> None:
 def test_the_page_shows_the_results_that_are_kept() -> None:
     page = Path("docs/pays.md").read_text(encoding="utf-8")
     lines = pays.read(Path("figures/pays.jsonl"))
-    assert pays.with_table(page, lines) == page
+    assert pays.with_results(page, lines) == page
+    readme = Path("README.md").read_text(encoding="utf-8")
+    assert pays.with_results(readme, lines) == readme and "`pfedhn` is +" in readme
     behind = []
     for name in pays_sets.SETS:
         found = pays.over_better([line for line in lines if (line["set"], line["rounds"]) == (name, 40)], pays.DEFAULT)
