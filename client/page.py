@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hyperbloom.client.keep.sent import TRAINING, read_sent
+from hyperbloom.client.keep.sent import CHANGES, TRAINING, read_sent
 from hyperbloom.common.errors import ConfigError, attempt
 from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.pages.page import templates
@@ -34,7 +34,7 @@ def page(folder: Path) -> bytes:
     except ValueError:
         raise ConfigError(f"{path} is damaged: nothing leaves until it is restored from a backup") from None
     limits = ledger["limits"]
-    changes = () if limits["noise"] is None else (counts["changes"], limits["changes"])
+    noisy = (ledger["least"], ledger["noisy"]), (limits["noise"], limits["changes"])
     template = templates("hyperbloom.client").get_template("client.html")
     return template.render(
         ledger=ledger,
@@ -43,7 +43,8 @@ def page(folder: Path) -> bytes:
         now=time.time(),
         trained=max((each[2] for kind, each in ledger["kinds"].items() if kind in TRAINING), default=None),
         budget=[(kind, counts[kind], limits[kind]) for kind in counts if limits[kind] is not None],
-        epsilons=[f"{epsilon_of([limits['noise']] * count, DELTA):.4g}" for count in changes],
+        epsilons=[f"{epsilon_of([noise] * count, DELTA):.4g}" if noise else "0" for noise, count in noisy],
+        plain=sum(each[0] for kind, each in ledger["kinds"].items() if kind in CHANGES) - ledger["noisy"],
         gain=_gain(folder),
         delta=DELTA,
         moment=lambda seconds: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)),

@@ -46,6 +46,7 @@ class FlowerStrategy(Strategy):
     def __init__(
         self, config: RunConfig, run_dir: str | Path | None = None, listeners: Sequence[Listener] = ()
     ) -> None:
+        config = make_run_config({}, config.model_dump(exclude_unset=True), "FlowerStrategy()")
         check_run(config, uses_data_section=False)
         self.config, self.run_dir, self.listeners = config, run_dir, listeners
 

@@ -139,8 +139,9 @@ def run(
     """
     if isinstance(config, str | Path):
         config = load_run_config(Path(config), {})
-    elif not isinstance(config, RunConfig):
-        config = make_run_config({}, config, "run()")
+    else:
+        values = config.model_dump(exclude_unset=True) if isinstance(config, RunConfig) else config
+        config = make_run_config({}, values, "run()")
     processes = {"insecure": 1, "port": 0, "local_clients": config.clients} if engine == "grpc" else {}
     machines = Machines(engine=engine, **processes)
     folder = Path(run_dir) if run_dir else None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.common.data import data_source
+from hyperbloom.common.data import data_source, source_under
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.metrics import scale_of, title_of
@@ -30,7 +30,7 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
     state = ClientState(settings.folder)
     run_id = _run_id(state, run)
     tensors, scored = state.load_scored(run_id)
-    source = data_source(settings.source)
+    source = source_under(settings.data, scored.table) if scored.table else data_source(settings.source)
     data = source.client(settings.data.partition)
     if (data.input_shape, data.num_classes) != (scored.input_shape, scored.num_classes):
         raise ConfigError(

@@ -34,6 +34,7 @@ KINDS = {
 
 OTHER = "keys and shares of masks, confirmations"
 TRAINING = {KINDS["train"], KINDS["train.masked"]}
+CHANGES = {*TRAINING, KINDS["train.describe"], KINDS["query.represent"]}
 
 
 class Sent:
@@ -41,7 +42,9 @@ class Sent:
 
     def __init__(self, settings: ClientSettings, releases: Releases) -> None:
         self._path, self._written = settings.folder / SENT, 0.0
-        self._ledger: dict[str, Any] = {"since": time.time(), "kinds": {}, "score": None, **read_sent(settings.folder)}
+        known = {"since": time.time(), "kinds": {}, "score": None, "noisy": 0, "least": None}
+        self._ledger: dict[str, Any] = known | read_sent(settings.folder)
+        self._noise = settings.min_noise
         limits = {"noise": settings.min_noise, "masked": settings.min_masked, **releases.most}  # type: ignore[misc]
         self._ledger |= {"client": settings.client_id, "server": settings.server, "limits": limits, "pid": os.getpid()}
 
@@ -51,6 +54,9 @@ class Sent:
         kind = KINDS.get(message_type, OTHER)
         count, total, _ = kinds.get(kind, (0, 0, 0))
         kinds[kind] = (count + 1, total + size, now)
+        if self._noise is not None and kind in TRAINING:
+            self._ledger["noisy"] += 1
+            self._ledger["least"] = min(self._noise, self._ledger["least"] or self._noise)
         if score is not None:
             self._ledger["score"] = {**score, "at": now}
         if now - self._written > 1:

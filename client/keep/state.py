@@ -45,6 +45,7 @@ class Scored(Section):
         metrics: on the `total` test examples.
         adapt: what was adapted; the backbone is not in the file.
         gain: what the federation gains this client, in a sentence.
+        table: the schema by which a table was read, as JSON; a later run may have another.
     """
 
     model: str
@@ -59,6 +60,7 @@ class Scored(Section):
     total: int
     adapt: str = "all"
     gain: str = ""
+    table: str | None = None
 
 
 class ClientState:

@@ -98,6 +98,7 @@ class Newcomer:
         if offer.model not in (*models.model_names(), models.BACKBONE):
             raise ModelError(f"the server offers the model {offer.model!r}, which this version does not know")
         self._check_backbone(offer)
+        make_task(offer.task).asked([offer.metric])
         self.share = dict(zip(offer.sizes, offer.shares, strict=False)).get(self.size, 1.0)
         log.info("before anything is sent: %s", offer.expected)
         inputs = self.sources.inputs(offer)

@@ -1,14 +1,12 @@
 """A newcomer's examples, scaled like those of the clients that trained."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 
-from hyperbloom.common.data import ClientData, DataSpec, data_source
+from hyperbloom.common.data import ClientData, DataSpec, data_source, source_under
 from hyperbloom.common.data.own import BYTES
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import Schema, difference, read_schema
@@ -56,6 +54,8 @@ class Sources:
             return torch.cat([part.values for part in parts])
         if self.schema and self._spec.is_table:
             self._adopt(self.schema, self.data.schema)
+        elif self._spec.is_table and not self._spec.schema:  # a schema of these cells would scale by them
+            raise DataError("--schema: expected what the columns mean, as the server does not say it")
         found = (self.data.input_shape, self.data.num_classes)
         if found[0] != offer.input_shape or found[1] > offer.num_classes:
             raise DataError(
@@ -77,10 +77,7 @@ class Sources:
         """Read the table by the server's schema; DataError if the user gave another one."""
         if self._spec.schema and own and (why := difference(schema, own.scaled(schema.scales))):
             raise DataError(f"--schema: not the server's: {why}")
-        with TemporaryDirectory() as folder:
-            path = Path(folder, "schema.json")
-            path.write_text(schema.text, encoding="utf-8")
-            self._source = data_source(replace(self._spec, schema=path))
+        self._source = source_under(self._spec, schema.text)
         self.data = self._source.client(self._partition)
 
     def scaling(self, offer: Offer) -> Scaling:

@@ -14,7 +14,7 @@ from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.data import load_client_data
-from hyperbloom.common.data.schema import difference, load_schema, read_schema
+from hyperbloom.common.data.schema import Schema, difference, load_schema, read_schema
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, build, build_own
@@ -43,6 +43,7 @@ class Client:
         self.releases = Releases(settings)
         identity_of(settings)  # report problems with the files now
         self.device = pick_device(settings.device)
+        self._handed: Schema | None = None  # the first schema that the server handed out
         self._load()
 
     def _load(self) -> None:
@@ -77,7 +78,8 @@ class Client:
         """Read this client's table by the schema that the server hands out, or else by the user's; others stay.
 
         Raises:
-            RefusedError: The user gave another schema, or the table does not fit; the log says where.
+            RefusedError: The user gave another schema, the server an earlier one, or the table does not fit; the log
+                says where. From schema after schema a server could learn which values occur.
         """
         path = self.settings.data.schema
         if (text is None and path is None) or not self.settings.data.is_table or self.schema is None:
@@ -86,6 +88,9 @@ class Client:
             own = None if path is None else load_schema(path)
             wanted = own if text is None else read_schema(text, "the server's schema")
             assert wanted is not None
+            first = self._handed = self._handed or wanted
+            if own is None and (why := difference(first.scaled(wanted.scales), wanted)):
+                raise DataError(f"the server has handed out another schema before: {why}; start the client anew")
             if wanted == self.schema:
                 return
             if own is not None and (why := difference(wanted, own.scaled(wanted.scales))):

@@ -90,6 +90,7 @@ def keep_scored(
         total=test.total,
         adapt=FORM.sub(ALL, target.adapt) if lone else target.adapt,
         gain=gain,
+        table=client.schema.text if client.schema else None,
     )
     try:
         client.state.save_scored(order.scope.run_id, state, facts)

@@ -1,8 +1,9 @@
 """A client's introduction, which includes as much of its own model as the server asks for and the user allows.
 
 A user may disclose moments: of the numbers to learn, and of a table's numbers without a scale. With noise Z the mean of
-n values with deviation s is told with an error of Z s / sqrt(n), Z standard errors, and the logarithm of the deviation
-with one of Z / sqrt(2 n). Noise is drawn once for the same moments and kept: the mean of many draws would tell them.
+n values with deviation s is told with an error of Z s / sqrt(n), Z standard errors, the logarithm of the deviation
+with one of Z / sqrt(2 n), and n itself with one of Z sqrt(n). Noise is drawn once for the same moments and kept: the
+mean of many draws would tell them. New ones count as a change (`Releases`).
 """
 
 import hashlib
@@ -23,6 +24,9 @@ from hyperbloom.common.secrecy.keys import server_of
 from hyperbloom.common.secrecy.noise import noise
 from hyperbloom.common.tasks import Task
 from hyperbloom.common.wire.orders import ASKS, Greeting, Introduction, Notice
+
+FEWEST_VALUES = 10
+"""Fewest values of which moments are told: those of one value are the value."""
 
 ALL_TYPES = ("all",)
 """Sent in place of layer types by a client that gets all parts of the hypernetwork, to hide which ones it uses."""
@@ -73,19 +77,20 @@ def _moments(client: Client, task: Task) -> tuple[float, ...]:
 
 
 def _moments_of(values: Tensor, client: Client) -> list[float]:
-    """Return how many values there are, their mean, and their deviation; 0 for both of no values."""
-    count = len(values)
-    exact = [float(count), float(values.mean()), float(values.std(correction=0))] if count else [0.0, 0.0, 0.0]
-    factor, path = client.settings.moments_noise, client.settings.folder / "moments.json"
-    if factor is None:
-        return exact
+    """Return how many values there are, their mean, and their deviation; 0 for all of few values."""
+    count, factor, path = len(values), client.settings.moments_noise or 0.0, client.settings.folder / "moments.json"
+    if count < FEWEST_VALUES:
+        return [0.0, 0.0, 0.0]
+    exact = [float(count), float(values.mean()), float(values.std(correction=0))]
     try:
         kept = json.loads(path.read_text()) if path.exists() else {}
         key = hashlib.sha256(json.dumps([factor, *exact]).encode()).hexdigest()
         if key not in kept:
+            client.releases.spend("changes")
             _, mean, std = exact
-            one, other = (factor / math.sqrt(max(1, count)) * noise(2)).tolist()
-            kept[key] = [float(count), mean + one * std, std * math.exp(other / math.sqrt(2))]
+            one, other, third = (factor / math.sqrt(count) * noise(3)).tolist()
+            told = min(max(1.0, count * (1 + third)), float(len(client.train_data)))
+            kept[key] = [told, mean + one * std, std * math.exp(other / math.sqrt(2))]
             write_json(path, kept, mode=0o600)
         return [float(each) for each in kept[key]]
     except (ValueError, TypeError) as error:

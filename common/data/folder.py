@@ -79,9 +79,7 @@ def _read_listed(root: Path, spec: DataSpec) -> Pool:
     paths = tuple(root / name for name in table["file"])
     absent = next((path for path in paths if not path.is_file()), None)
     if absent is not None:
-        raise DataError(
-            f"{where}: expected the names of images below {root}, found {absent.relative_to(root)}, which is not"
-        )
+        raise DataError(f"{where}: expected the names of images below {root}, found {absent}, which is not")
     classes = propose_classes(table, label)
     whole = Portion.of(_images(paths), read_labels(table, label, classes, where))
     units = {f"{name}s": [np.array(table[name])] for name in ("owner", "group") if name in table}
@@ -151,6 +149,6 @@ def _opened(path: Path) -> Iterator[Any]:
             if image.mode not in GREY + COLOUR:
                 raise DataError(f"{path}: expected an image of 8 bits a channel, found mode {image.mode}; convert it")
             yield image
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, images.DecompressionBombError) as error:
         found = f"{path.stat().st_size} bytes" if path.is_file() else "no file"
         raise DataError(f"{path}: expected an image, found {found}: {error}") from error

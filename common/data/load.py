@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -82,6 +83,14 @@ def data_source(spec: DataSpec) -> DataSource:
     if source is None:
         source = _sources[whole] = DataSource(whole)
     return source
+
+
+def source_under(spec: DataSpec, schema: str) -> DataSource:
+    """Return the open source of a table that is read by a schema in JSON, whatever schema `spec` names."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "schema.json")
+        path.write_text(schema, encoding="utf-8")
+        return data_source(replace(spec, schema=path))
 
 
 def load_client_data(spec: DataSpec) -> ClientData:

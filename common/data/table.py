@@ -27,40 +27,47 @@ _HEART = Path(__file__).with_name("heart_disease.csv")
 def read_table(spec: DataSpec) -> Pool:
     """Read the file `spec.data` by the schema `spec.schema`, or by one that is proposed from it."""
     table = read_cells(Path(spec.data))
-    return _pool(spec.data, table, schema_of(spec, table), spec.seed, spec.backbone)
+    schema = schema_of(spec, table)
+    units = {f"{kind}s": getattr(schema, kind) or getattr(spec, kind) for kind in ("owner", "group")}
+    return _pool(spec.data, table, schema, units, spec.seed, spec.backbone)
 
 
 def read_heart(spec: DataSpec) -> Pool:
     """Return the patients, split 70 / 15 / 15 in the same way in every run; their owners are the hospitals."""
     table = dict(read_cells(_HEART))
     table["num"] = ["healthy" if cell == "0" else "disease" for cell in table["num"]]
-    return _pool(spec.data, table, load_schema(_HEART.with_suffix(".json")), FIXED_SEED)
+    schema = load_schema(_HEART.with_suffix(".json"))
+    return _pool(spec.data, table, schema, {"owners": schema.owner}, FIXED_SEED)
 
 
 def schema_of(spec: DataSpec, table: Table) -> Schema:
     """Return the schema that `spec` names, or one that is proposed for the table.
 
     Raises:
-        DataError: --label is not the schema's, or is no column.
+        DataError: --label, --owner or --group is not the schema's, or is no column.
         ConfigError: The schema cannot be read.
     """
     label = tuple(name.strip() for name in (spec.label or "").split(",") if name.strip())
     if spec.schema is None:
         return propose(table, label, spec.data, spec.owner, spec.group, most_tokens(spec.backbone))
     schema = load_schema(spec.schema)
-    if label and label != schema.label:
-        raise DataError(f"--label: expected {','.join(schema.label)} as in {spec.schema}, found {spec.label}")
+    theirs = {"label": ",".join(schema.label), "owner": schema.owner, "group": schema.group}
+    for kind, own in (("label", ",".join(label)), ("owner", spec.owner), ("group", spec.group)):
+        if own and theirs[kind] and own != theirs[kind]:
+            raise DataError(f"--{kind}: expected {theirs[kind]} as in {spec.schema}, found {own}")
     return schema
 
 
-def _pool(name: str, table: Table, schema: Schema, seed: int, backbone: str | None = None) -> Pool:
+def _pool(
+    name: str, table: Table, schema: Schema, units: dict[str, str | None], seed: int, backbone: str | None = None
+) -> Pool:
     whole = Portion.of(ArrayBlock(schema.inputs(table, name, backbone)), schema.labels(table, name))
-    columns = {kind: column for kind, column in (("owners", schema.owner), ("groups", schema.group)) if column}
+    columns = {kind: column for kind, column in units.items() if column}
     absent = [column for column in columns.values() if column not in table]
     if absent:
-        raise DataError(f"{name}: expected a column {absent[0]!r} as in the schema, found {', '.join(table)}")
-    units = {kind: [np.array(table[column])] for kind, column in columns.items()}
-    return replace(build_pool(name, {name: whole}, seed, schema.classes or schema.label, units), schema=schema)
+        raise DataError(f"{name}: expected a column {absent[0]!r} of owners or groups, found {', '.join(table)}")
+    cells = {kind: [np.array(table[column])] for kind, column in columns.items()}
+    return replace(build_pool(name, {name: whole}, seed, schema.classes or schema.label, cells), schema=schema)
 
 
 def read_cells(path: Path) -> Table:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import torch
@@ -144,7 +145,8 @@ def _load(path: Path) -> AnyArray:
             return next(iter(arrays.values()))
         raise DataError(f"{path}: expected an array named x, found {', '.join(sorted(arrays)) or 'none'}")
     try:
-        array: AnyArray = np.load(path, allow_pickle=False)
-        return array
-    except (OSError, ValueError, EOFError) as error:
+        with path.open("rb") as file:
+            array: AnyArray = np.lib.format.read_array(file, allow_pickle=False)
+            return array
+    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
         raise DataError(f"{path}: expected an array in numpy's format, found: {error}") from None

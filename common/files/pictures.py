@@ -11,6 +11,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from hyperbloom.common.data.scaling import AnyArray
+from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import write_bytes
 
 Mask = Sequence[Sequence[int]]
@@ -55,10 +56,12 @@ def draw(image: AnyArray, mask: Mask | None = None) -> bytes:
 
 
 def write_mask(folder: Path, name: str, mask: Mask) -> Path:
-    """Write a mask as a PNG whose pixels are the classes, and return its path."""
+    """Write a mask as a PNG whose pixels are the classes, and return its path; ConfigError if it is there already."""
     whole, suffix = Path(name).name, Path(name).suffix
     stem = re.sub(r"[^\w.-]+", "-", whole if "[" in suffix else whole.removesuffix(suffix)).strip("-") or "mask"
     path = folder / f"{stem}.png"
+    if path.exists():
+        raise ConfigError(f"--masks: {path} is there, perhaps an image or the mask of another; choose an empty folder")
     write_bytes(path, _png(_coloured(mask)))
     return path
 

@@ -141,9 +141,9 @@ def _torch() -> list[Finding]:
 def check_folder(what: str, folder: Path) -> Finding:
     """Try to write into a folder, or into its nearest existing parent, and check the free space."""
     there = folder.expanduser().absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
     try:
+        while not there.exists() and there != there.parent:
+            there = there.parent
         with tempfile.NamedTemporaryFile(dir=there) as file:
             file.write(b"x")
             file.flush()

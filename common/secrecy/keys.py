@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.errors import ConfigError, attempt
 from hyperbloom.common.files.storage import write_bytes
 
 _NIST = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
@@ -44,7 +44,9 @@ def read_private_key(path: Path, where: str) -> ec.EllipticCurvePrivateKey:
         ConfigError: there is no file, everyone on the machine can use it, or it holds no EC private key.
     """
     check_private(path, where)
-    content = path.read_bytes()
+    content = attempt(path.read_bytes)
+    if isinstance(content, Exception):
+        raise ConfigError(f"{where}: cannot read {path}: {content}")
     openssh = b"OPENSSH PRIVATE KEY" in content
     try:
         load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key

@@ -57,15 +57,24 @@ def test_the_budget_is_what_the_ledger_counts(tmp_path: Path) -> None:
     write(tmp_path, min_noise=8.0, min_masked=3, max_changes=40)
     (tmp_path / "releases.json").write_text('{"changes": 10, "scores": 0}')
     told = text_of(tmp_path)
-    assert "10 of 40 changes made of training examples have left" in told
+    assert "10 of 40 changes made of training examples have left since there is a bound" in told
     assert "0 of 0 scores made of training examples" in told
-    so_far, all_of_them = (f"{epsilon_of([8.0] * count, 1e-5):.4g}" for count in (10, 40))
-    assert f"noise of 8 times its norm or more: epsilon is at most {so_far} for those that have left" in told
-    assert f"and {all_of_them} for all that may (delta 1e-05)" in told
+    so_far, all_of_them = (f"{epsilon_of([8.0] * count, 1e-5):.4g}" for count in (3, 40))
+    assert f"noise of 8 times its norm or more: epsilon is at most {so_far} for the 3 that have left" in told
+    assert f"and {all_of_them} for all that may with this noise (delta 1e-05)" in told and "no epsilon" not in told
     assert "sums of 3 clients or more" in told
     (tmp_path / "releases.json").write_text("{")
     with pytest.raises(ConfigError, match="nothing leaves until it is restored"):
         page(tmp_path)
+
+
+def test_no_epsilon_is_claimed_for_what_left_without_noise(tmp_path: Path) -> None:
+    write(tmp_path, max_changes=40)
+    write(tmp_path, min_noise=8.0)
+    write(tmp_path, min_noise=4.0)
+    told, least = text_of(tmp_path), f"{epsilon_of([4.0] * 6, 1e-5):.4g}"
+    assert f"epsilon is at most {least} for the 6 that have left" in told
+    assert "3 answers to training orders left without noise: no epsilon covers them" in told
 
 
 def test_the_gain_is_that_of_the_last_run_which_compared(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Inputs without labels: the same numbers as training makes of the same images."""
 
+import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +107,18 @@ def test_wrong_files_are_told(tmp_path: Path) -> None:
     np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
     with pytest.raises(DataError, match="expected an array named x, found a, b"):
         read(tmp_path / "two.npz")
+    (tmp_path / "two.npz").rename(tmp_path / "named.npy")
+    (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY\x01\x00\x0a\x00{'descr': (\n")
+    for name in ("named.npy", "broken.npy"):
+        with pytest.raises(DataError, match=f"{name}: expected an array in numpy's format"):
+            read(tmp_path / name)
+    large = io.BytesIO()
+    Image.new("1", (16, 16)).save(large, format="PNG")
+    header = struct.pack(">4sIIBBBBB", b"IHDR", 20_000, 20_000, 1, 0, 0, 0, 0)
+    content = large.getvalue()
+    (tmp_path / "large.png").write_bytes(content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:])
+    with pytest.raises(DataError, match=r"large.png: expected an image, found .* bytes: Image size"):
+        read(tmp_path / "large.png")
     Image.new("I;16", (4, 4)).save(tmp_path / "deep.png")
     with pytest.raises(DataError, match="8 bits a channel"):
         read(tmp_path / "deep.png")

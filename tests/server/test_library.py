@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import hyperbloom
+from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.cli import main
+from hyperbloom.server.flower_strategy import FlowerStrategy
 
 KEYS = {"strategy": "pfedhn", "clients": 3, "cohort": 2, "rounds": 2, "eval_every": 2, "local.steps": 2}
 
@@ -71,3 +73,12 @@ def test_a_client_of_a_run_and_its_report(tmp_path: Path) -> None:
 def test_processes_give_the_same_run(tmp_path: Path) -> None:
     runs = [hyperbloom.run(KEYS, engine, run_dir=tmp_path / engine) for engine in ("inline", "grpc")]
     assert runs[0].accuracy == runs[1].accuracy
+
+
+def test_a_run_made_in_python_is_as_one_from_a_file(tmp_path: Path) -> None:
+    short = RunConfig(strategy="local", clients=1, rounds=2, local=LocalConfig(steps=1))
+    run = hyperbloom.run(short, run_dir=tmp_path / "run")
+    assert (run.config.eval_every, len(run.metrics)) == (2, 2) and run.report.path.exists()
+    at_once = short.model_copy(update={"asynchronous": True})
+    assert hyperbloom.run(at_once, run_dir=tmp_path / "asynchronous").config.local.schedule == "constant"
+    assert FlowerStrategy(at_once).config.local.schedule == "constant"

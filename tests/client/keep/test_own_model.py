@@ -12,14 +12,18 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hyperbloom.client.cli import main
+from hyperbloom.client.keep.own_model import write_own_model
 from hyperbloom.client.keep.state import ClientState
+from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import evaluation
+from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.data import DataSpec, Examples, load_client_data
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.files import export
 from hyperbloom.common.files.export import read_model
-from hyperbloom.common.wire.orders import SplitScore
+from hyperbloom.common.models import ModelSpec, build
+from hyperbloom.common.wire.orders import EvaluateOrder, Scope, SplitScore, Target
 from hyperbloom.server.cli import main as server
 
 SHORT = ["--engine", "inline", "--rounds", "2", "--eval-every", "2", "--clients", "2", "--cohort", "2"]
@@ -182,3 +186,20 @@ def test_which_run_and_which_data_are_told(tmp_path: Path, capsys: pytest.Captur
     assert "cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
     assert main(wanted(run, tmp_path / "model", "--run=-pc")) == 0
+
+
+def test_a_model_of_a_table_keeps_the_schema_of_its_run(tmp_path: Path) -> None:
+    """The server of a later run hands out another scale, and the client reads its table by that from then on."""
+    (tmp_path / "t.csv").write_text("\n".join(["age,ill", *(f"{age},{age % 2}" for age in range(40))]))
+    settings = ClientSettings("a", DataSpec(str(tmp_path / "t.csv"), label="ill"), "cpu", state_dir=tmp_path / "a")
+    text = '{"label": ["ill"], "classes": ["0", "1"], "columns": [{"name": "age", "kind": "number", "std": %s}]}'
+    for run, std in (("one", "2.0"), ("two", "5.0")):
+        worker = Client(settings)
+        worker.adopt(text % std)
+        network = build(ModelSpec("mlp", "M", worker.input_shape, worker.num_classes))
+        score = SplitScore(1, 0.5, ("accuracy",), (1.0,))
+        order = EvaluateOrder(scope=Scope(run_id=run, round=1, seed=0), target=Target("mlp", 2, "none"))
+        evaluation.keep_scored(worker, order, dict(network.state_dict()), score)
+        write_own_model(settings, run, tmp_path / run)
+    found = [read_model(tmp_path / run)[0].table for run in ("one", "two")]
+    assert [schema.columns[0].std for schema in found if schema] == [2.0, 5.0]

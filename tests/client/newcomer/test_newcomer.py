@@ -18,6 +18,7 @@ from hyperbloom.common.files.export import read_model
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.newcomers import model_of
+from hyperbloom.common.tasks import TaskSpec
 from hyperbloom.common.wire.newcomers import Delivery, Description
 from hyperbloom.common.wire.pack import pack
 from hyperbloom.common.wire.weights import Weights
@@ -78,6 +79,8 @@ def test_the_same_offer_again_costs_nothing_and_tells_nothing_new(tmp_path: Path
         ({"model": "own"}, None, HyperbloomError, "does not know"),
         ({"encoder_version": "0"}, None, WireError, "the encoder is not the one"),
         ({"encoder": "deepset"}, None, WireError, "tensor"),
+        ({"task": TaskSpec("sorting")}, Promise(0.3, 0.01), ConfigError, "task: expected one of"),
+        ({"metric": "charm"}, Promise(0.3, 0.01), ConfigError, "charm"),
     ],
 )
 def test_what_does_not_fit_is_told_to_the_user_alone(

@@ -92,3 +92,10 @@ def test_another_schema_than_the_servers_is_told(tmp_path: Path) -> None:
     one = newcomer(tmp_path, DataSpec(str(tmp_path / "t.csv"), schema=tmp_path / "own.json"))
     assert one.describe(made) is DECLINED
     assert str(one.failure).startswith("--schema: not the server's: expected")
+
+
+def test_a_table_is_never_scaled_by_its_own_values(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("\n".join(["age,ill", *(f"{i / 3},{i % 2}" for i in range(40))]))
+    one = newcomer(tmp_path, DataSpec(str(tmp_path / "t.csv"), label="ill"))
+    assert one.describe(replace(offer(shape=(2,)), num_classes=2)) is DECLINED
+    assert str(one.failure).startswith("--schema: expected what the columns mean, as the server does not say it")

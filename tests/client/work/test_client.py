@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +155,10 @@ def test_moments_are_told_with_the_same_noise_each_time(tmp_path: Path) -> None:
     first, errors = told("b", **noisy), []
     assert told("b", **noisy) == first != told("c", **noisy)
     for place in range(100):
-        _, mean, deviation = told(f"d{place}", **noisy)
-        errors.append([(mean - exact[1]) / exact[2], np.log(deviation / exact[2])])
+        count, mean, deviation = told(f"d{place}", **noisy)
+        errors.append([(mean - exact[1]) / exact[2], np.log(deviation / exact[2]), count / exact[0] - 1])
     found = np.sqrt(np.square(errors).mean(0))
-    expected = 0.5 / np.sqrt([len(ages), 2 * len(ages)])
+    expected = 0.5 / np.sqrt([len(ages), 2 * len(ages), len(ages)])
     np.testing.assert_allclose(found, expected, rtol=0.4)  # of 100 draws, so five times their error
 
 
@@ -173,3 +174,34 @@ def test_a_schema_without_scales_takes_those_of_the_server(tmp_path: Path) -> No
     torch.testing.assert_close(Client(settings).train_data.inputs[:, 0], plain[:, 0] / 2)  # after a restart
     introduce(worker, Greeting("1"))  # another run, in which nobody says how
     torch.testing.assert_close(worker.train_data.inputs, plain)
+
+
+def test_a_server_may_not_go_through_schemas(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """From how many values each leaves, and which fit, it would learn the values."""
+    settings = ClientSettings("a", DataSpec(table(tmp_path), label="ill"), "cpu", state_dir=tmp_path / "a")
+    plain = SCHEMA.replace(', "std": 2.0', "")
+    for first in (plain.replace("ill", "dead"), plain):  # it does not fit, or does
+        worker = Client(settings)
+        for schema in (first, first.replace('"number"', '"number", "missing": ["1"]')):
+            with suppress(RefusedError):
+                introduce(worker, Greeting("1", schema=schema))
+        assert "the server has handed out another schema before: expected the column" in caplog.text
+        caplog.clear()
+    introduce(worker, Greeting("1", schema=first.replace('"number"', '"number", "mean": 3.0, "std": 2.0')))
+    assert "another schema" not in caplog.text, "scales that all clients have told are no other schema"
+
+
+def test_moments_count_as_changes_and_few_values_have_none(tmp_path: Path) -> None:
+    wide = SCHEMA.replace(', "std": 2.0', "")
+    few = wide.replace('"number"', f'"number", "missing": {json.dumps([str(age / 3) for age in range(5, 39)])}')
+
+    def told(schema: str, name: str) -> tuple[float, ...]:
+        spec, more = DataSpec(table(tmp_path), label="ill"), {"max_changes": 1, "disclose_moments": True}
+        worker = Client(ClientSettings("a", spec, "cpu", state_dir=tmp_path / name, **more))  # type: ignore[arg-type]
+        return introduce(worker, Greeting("1", schema=schema)).moments
+
+    assert told(few, "a") == (0.0, 0.0, 0.0)
+    assert told(wide, "a") == told(wide, "a") != told(few, "a")
+    assert json.loads((tmp_path / "a" / "releases.json").read_text())["changes"] == 1
+    with pytest.raises(HyperbloomError, match="its user allows 1"):
+        told(wide.replace('"number"', '"number", "missing": ["1"]'), "a")

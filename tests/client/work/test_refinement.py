@@ -6,11 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
 
 from hyperbloom.client.settings import ClientSettings
+from hyperbloom.client.work.refinement import refine
 from hyperbloom.client.work.scoring import settle_norms
+from hyperbloom.common.data import Examples
 from hyperbloom.common.models import build_own
 from hyperbloom.common.seeds import derive
+from hyperbloom.common.tasks import TaskSpec, make_task
+from hyperbloom.common.wire.orders import Refinement
 from hyperbloom.common.wire.weights import Weights
 
 from ...scores import count_right
@@ -84,3 +90,20 @@ def test_a_refinement_of_all_weights_that_diverges_costs_nothing(worker: Worker)
 def test_a_refinement_that_diverges_costs_nothing(worker: Worker) -> None:
     order = to_evaluate(epochs=5, rate=1e38, batch=8)
     assert worker.answer(order) == worker.answer(to_evaluate())
+
+
+def test_a_refinement_is_judged_by_the_loss_that_it_makes_smaller() -> None:
+    """With balanced weights the plain loss may grow meanwhile: few examples of a class count as much as many."""
+    generator, labels = torch.Generator().manual_seed(0), torch.tensor([0] * 57 + [1] * 3)
+    data = Examples(torch.randn(60, 4, generator=generator), labels).under(
+        make_task(TaskSpec("classification", balanced=True))
+    )
+    module = nn.Linear(4, 2)
+    with torch.no_grad():
+        module.weight.zero_()
+        module.bias.copy_(torch.tensor([3.0, 0.0]))  # near the shares of the classes
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    after = refine(module, ("bias",), data, Refinement(5, 0.5, 60, "all"), 0)
+    plain, weighted = (F.cross_entropy(after(data.inputs), labels), data.loss(after(data.inputs), torch.arange(60)))
+    sent = functional_call(module, before, (data.inputs,))
+    assert weighted < data.loss(sent, torch.arange(60)) and plain > F.cross_entropy(sent, labels)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hyperbloom.client.work.scoring import EVALUATION_BATCH, evaluate
+from hyperbloom.client.work import scoring
+from hyperbloom.client.work.scoring import EVALUATION_BATCH, evaluate, settle_norms
 from hyperbloom.common.data import Examples
 
 from ...scores import count_right
@@ -64,3 +65,14 @@ def test_counts_of_very_many_classes_are_not_sent() -> None:
     for classes, sent in ((512, 512**2), (513, 0)):
         score = evaluate(Memory(), Examples(torch.eye(classes)[:9], torch.arange(9)), disclose=True)
         assert len(score.counts) == sent and score.value("accuracy") == 1
+
+
+def test_running_statistics_count_every_example_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a last batch of few examples each would count for many."""
+    monkeypatch.setattr(scoring, "EVALUATION_BATCH", 8)
+    inputs = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+    module = nn.Sequential(nn.BatchNorm1d(3))
+    settle_norms(module, Examples(inputs, torch.zeros(10, dtype=torch.int64)))
+    torch.testing.assert_close(module[0].running_mean, inputs.mean(0))
+    halves = torch.stack([half.var(0) for half in inputs.split(5)])
+    torch.testing.assert_close(module[0].running_var, halves.mean(0))

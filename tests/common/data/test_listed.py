@@ -58,6 +58,7 @@ def test_a_list_names_owners_and_groups(tmp_path: Path) -> None:
             "scans/x{i}.png,{h}",
             "labels.csv: expected the names of images below .*, found .*x0.png, which is",
         ),
+        ("file,ill", "/nowhere/{i}.png,{h}", "labels.csv: expected the names of images below .*, found /nowhere/0.png"),
         ("file,a,b", "scans/{i}.png,{h},much", r"labels.csv: row 2, column 'b': expected a number, .*, found 'much'"),
     ],
 )

@@ -172,7 +172,8 @@ def test_files_that_are_no_tables_are_refused_in_one_line(tmp_path: Path, conten
         ({"schema": {}}, {"colour": "green"}, r"row 2, column 'colour': expected one of blue, red, found 'green'"),
         ({"schema": {}}, {"ill": ""}, r"row 2, column 'ill': expected one of no, yes, found ''"),
         ({"schema": {"label": ["x"]}}, {}, "expected a column 'x' as in the schema, found age, dose"),
-        ({"schema": {"owner": "x"}}, {}, "expected a column 'x' as in the schema, found age, dose"),
+        ({"schema": {"owner": "x"}}, {}, "expected a column 'x' of owners or groups, found age, dose"),
+        ({"schema": {"group": "ward"}, "group": "name"}, {}, "--group: expected ward as in .*schema.json, found name"),
         ({"schema": {}, "label": "ward"}, {}, "--label: expected ill as in .*schema.json, found ward"),
     ],
 )
@@ -267,3 +268,12 @@ def test_diabetes_is_scikit_learns() -> None:
         (round(float(row[2]), 1), float(label)) for row, label in zip(theirs.data, theirs.target, strict=True)
     }
     assert data.whole.inputs.std(0, correction=0) == pytest.approx(np.ones(10), abs=1e-4)
+
+
+def test_a_site_keeps_groups_together_that_the_schema_does_not_name(tmp_path: Path) -> None:
+    rows = [{"z": str(i / 3), "patient": str(i // 2), "ill": str(i % 2)} for i in range(80)]
+    schema = schema_file(tmp_path, label=["ill"], classes=["0", "1"], columns=[{"name": "z", "kind": "number"}])
+    data = load_client_data(DataSpec(write(tmp_path, rows), schema=schema, group="patient"))
+    parts = [{round(3 * float(z)) // 2 for z in part.inputs[:, 0]} for part in (data.train, data.val, data.test)]
+    assert sum(map(len, parts)) == len(set().union(*parts)) == 40
+    assert data.schema is not None and data.schema.group is None, "all clients have the same schema"

@@ -4,8 +4,10 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.pictures import PALETTE, draw, write_mask, write_page
 
 
@@ -37,3 +39,11 @@ def test_a_page_is_one_file_that_escapes_names(tmp_path: Path) -> None:
     page = (tmp_path / "p.html").read_text()
     assert page.count("data:image/png;base64,") == 1 and "file: a&lt;i&gt;" in page and "&lt;b&gt;" in page
     assert "cell &amp; wall" in page and "> ground" not in page and "http-equiv" in page and "<script" not in page
+
+
+def test_a_mask_replaces_no_file(tmp_path: Path) -> None:
+    (tmp_path / "scan.png").write_bytes(b"an image")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"--masks: .*scan.png is there"):
+            write_mask(tmp_path, "scans/scan.png", [[0]])
+    assert (tmp_path / "scan.png").read_bytes() == b"an image"
