@@ -86,6 +86,11 @@ class LocalConfig(Section):
         """Return the learning rate of round `number`, from 1 to `rounds`."""
         return self.learning_rate * (decay(number, rounds) if self.schedule == "cosine" else 1.0)
 
+    @property
+    def mean_rate(self) -> float:
+        """The mean of the learning rate over many rounds."""
+        return self.learning_rate / (2 if self.schedule == "cosine" else 1)
+
 
 class DataConfig(Section):
     """The benchmark data set that the printed `flower-client` lines and `--local-clients` name.
@@ -330,6 +335,9 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(f"data.parts: expected at least data.first + clients = {last}, found {parts}")
     if config.backbone is not None and (config.model != "auto" or config.sizes != ("M",)):
         raise ConfigError("backbone: expected model: auto and sizes: [M], as the backbone is the model")
+    moments, half = config.target_moments, len(config.target_moments) // 2
+    if len(moments) % 2 or not all(map(math.isfinite, moments)) or min(moments[half:], default=1) <= 0:
+        raise ConfigError(f"target_moments: expected means, then as many deviations above 0, found {list(moments)}")
     if config.secure_aggregation:
         _check_secure_aggregation(config)
     if config.asynchronous and config.local.schedule != "constant":

@@ -35,5 +35,5 @@ class FedHeNNLast(FedHeNNHomogeneous):
         Representations do not depend on it, so the authors' alignment term has no gradient there.
         """
         local = self.config.local
-        rate = local.learning_rate / (1 - local.momentum)
+        rate = local.mean_rate / (1 - local.momentum)
         return replace(super().recipe(number), refinement=Refinement(EPOCHS, rate, local.batch_size))

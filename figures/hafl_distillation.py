@@ -113,7 +113,7 @@ class HAFLDistillation(FedAvg):
     def recipe(self, number: int) -> Recipe:
         """Distil the shared network before an evaluation."""
         local = self.config.local
-        distillation = Refinement(self.options.epochs, local.learning_rate, local.batch_size, "student")
+        distillation = Refinement(self.options.epochs, local.mean_rate, local.batch_size, "student")
         return replace(super().recipe(number), refinement=distillation)
 
 

@@ -136,6 +136,8 @@ class Algorithm(ABC):
         adapts = models.Adapt.parse(config.adapt).kind != models.ALL or config.backbone
         if adapts and (self.own_models == "must" or self.adapt != config.adapt):
             raise ConfigError(f"adapt: expected all, and no backbone, with {config.strategy}; it writes whole networks")
+        if self.private == "head" and models.Adapt.parse(config.adapt).kind == "head":
+            raise ConfigError(f"adapt: expected more than head with {config.strategy}, whose clients keep the head")
         self.check()
 
     def check(self) -> None:
@@ -164,9 +166,6 @@ class Algorithm(ABC):
         specs = [replace(target_spec(self.config, size, *data, task), adapt=self.adapt) for size in self.config.sizes]
         layouts = {spec.size: of(spec) for spec in specs}
         largest = max(layout.numel for layout in layouts.values())
-        if largest == 0:
-            name = self.config.strategy
-            raise ConfigError(f"adapt: expected more than {self.config.adapt} with {name}, whose clients keep the head")
         if largest > LARGEST_NETWORK and None in (self.config.input_shape, self.config.num_classes):
             raise ModelError(
                 f"{largest:,} parameters are beyond {LARGEST_NETWORK:,}; set input_shape and num_classes if you mean it"

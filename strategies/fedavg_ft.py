@@ -39,7 +39,6 @@ class FedAvgFT(FedAvg):
     def recipe(self, number: int) -> Recipe:
         """Fine-tune all weights before an evaluation."""
         local = self.config.local
-        mean = local.learning_rate / (2 if local.schedule == "cosine" else 1)
-        rate = self.options.rate or mean / (1 - local.momentum)
+        rate = self.options.rate or local.mean_rate / (1 - local.momentum)
         tuning = Refinement(self.options.epochs, rate, local.batch_size, "all")
         return replace(super().recipe(number), refinement=tuning)

@@ -36,6 +36,7 @@ from hyperbloom.common.config import Section, Share
 from hyperbloom.common.data import DataSpec, read_reference
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.methods import Aligned
+from hyperbloom.common.models import Adapt
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.exchanges import ReferenceOrder, ReferenceResult, RepresentOrder, RepresentResult
@@ -98,6 +99,8 @@ class _OverReference(Algorithm):
                 "options.rad: expected a public or synthetic set of inputs on which networks are compared, found none; "
                 "such as --set rad=public.npz"
             )
+        if Adapt.parse(self.config.adapt).kind == "head":
+            raise ConfigError("adapt: expected more than head, as what the frozen layers see cannot be aligned")
         if rad == data.name:
             raise ConfigError(
                 f"options.rad: {rad} is what the clients share (data.name); the inputs on which networks "

@@ -127,9 +127,9 @@ class _GraphStrategy(Algorithm):
         return {LayerType.parse(part) for part in self.hypernetwork.parts() if part != SHARED}
 
     def recipe(self, number: int) -> Recipe:
-        """Refine the head before an evaluation, as the paper does at inference, with the rate of local training."""
+        """Refine the head before an evaluation, as the paper does at inference, at the mean rate of local training."""
         epochs, local = self.options.refine_epochs, self.config.local
-        refinement = Refinement(epochs, local.learning_rate, local.batch_size) if epochs else None
+        refinement = Refinement(epochs, local.mean_rate, local.batch_size) if epochs else None
         return replace(super().recipe(number), refinement=refinement)
 
     def state(self) -> dict[str, Tensor]:

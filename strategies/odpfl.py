@@ -104,6 +104,8 @@ class ODPFL(PFedHN):
             )
         if options.mode == "two-phase" and self.config.rounds < 2:
             raise ConfigError("rounds: expected at least 2 for mode: two-phase, found 1")
+        if options.mode == "two-phase" and self.config.patience:
+            raise ConfigError("patience: expected none with mode: two-phase, whose last rounds are for newcomers")
 
     def make(self, dim: int) -> None:
         """Make hypernetwork and encoder from the run's seed."""
@@ -346,6 +348,10 @@ class ODPFL(PFedHN):
         super().restore(tensors)
         self.encoder.load(tensors, with_optimizer=True)
         self.encoder.calibrated = bool(tensors["calibrated"])
+        self.restore_original(tensors)
+
+    def restore_original(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the models of the clients that trained, if this is a state of phase 2."""
         if "original.embeddings" in tensors:
             self._freeze()
             assert self._original is not None

@@ -189,7 +189,7 @@ class PFedHN(Algorithm):
     def join(self, client: Client, first: bool) -> None:
         """Add an embedding row for a new client."""
         super().join(client, first)
-        if first:
+        if client.row >= len(self.learner.table.weight):  # also of one that joined after the state that we go back to
             fixed = self.options.descriptor == "class-shares"
             self.learner.grow(client.client_id, torch.tensor(client.about.class_shares) if fixed else None)
 

@@ -135,7 +135,8 @@ def _alignment(
 
     def align() -> Tensor:
         penalty = eta * (1 - similarity(represent(module, last, inputs)))
-        penalty.backward()
+        if penalty.requires_grad:  # what an own network with a frozen body sees cannot be aligned
+            penalty.backward()
         return penalty.detach()
 
     return align

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.own_network import Fixed, Generated
-from hyperbloom.client.work.scoring import EVALUATION_BATCH, evaluate, settle_norms
+from hyperbloom.client.work.scoring import EVALUATION_BATCH, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.wire.orders import REFINED, Refinement
@@ -37,7 +37,7 @@ def refine(module: nn.Module, head: tuple[str, ...], data: Examples, settings: R
     refined = {name: weights[name].clone().requires_grad_() for name in chosen if name in weights}
     generator = torch.Generator().manual_seed(seed)
     sent = Fixed(network, weights)
-    loss_as_sent = evaluate(sent, data).loss
+    loss_as_sent = _loss(sent, data)
     network.eval()
     for _ in range(settings.epochs if refined else 0):
         for rows in torch.randperm(len(data), generator=generator).split(settings.batch):
@@ -55,10 +55,18 @@ def refine(module: nn.Module, head: tuple[str, ...], data: Examples, settings: R
     if settings.part == "all":
         settle_norms(after, data)  # the statistics belong to the weights as sent
     # Too large a learning rate must not make the model worse. A NaN also fails this test.
-    if evaluate(after, data).loss <= loss_as_sent:
+    if _loss(after, data) <= loss_as_sent:
         return after
     settle_norms(sent, data)
     return sent
+
+
+@torch.no_grad()
+def _loss(module: nn.Module, data: Examples) -> float:
+    """Return the loss that training makes smaller, with its weights of classes."""
+    module.eval()
+    parts = torch.arange(len(data), device=data.labels.device).split(EVALUATION_BATCH)
+    return sum(len(some) / len(data) * float(data.loss(module(data.inputs[some]), some)) for some in parts)
 
 
 Refiner = Callable[[Client, nn.Module, tuple[str, ...], Examples, Refinement, int], nn.Module]

@@ -57,8 +57,7 @@ def settle_norms(module: nn.Module, data: Examples) -> None:
         norm.train()
         norm.reset_running_stats()
         norm.momentum = None  # the plain average over batches
-    for inputs in data.inputs.split(EVALUATION_BATCH):
-        if len(inputs) > 1 or len(data) == 1:  # batch normalisation may fail on one example
-            module(inputs)
+    for inputs in data.inputs.tensor_split(-(-len(data) // EVALUATION_BATCH)):  # alike in size, as they count alike
+        module(inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import unquote
 
 AGAIN_AFTER_S = 60.0
@@ -53,7 +53,7 @@ def trace() -> None:
 @contextmanager
 def follow(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """Keep what the SuperLink says in a file, and tell the server's user, until the body ends."""
-    with path.open("a", encoding="utf-8", errors="replace") as file:
+    with path.open("ab") as file:
         handler, once = _Told(file, tell), _Once()
         _log.addHandler(handler)
         _log.addFilter(once)
@@ -66,7 +66,7 @@ def follow(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _standard_error_read(log: IO[str]) -> Iterator[None]:
+def _standard_error_read(log: IO[bytes]) -> Iterator[None]:
     """Read what libraries write to standard error while the body runs. `sys.stderr` stays the real one."""
     before, saved = sys.stderr, os.dup(2)
     reading, writing = os.pipe()
@@ -87,7 +87,7 @@ def _standard_error_read(log: IO[str]) -> Iterator[None]:
             reader.join(5)  # longer only if a process that was started meanwhile holds the pipe
 
 
-def _read_trace(lines: IO[bytes], log: IO[str], other: IO[str]) -> None:
+def _read_trace(lines: IO[bytes], log: IO[bytes], other: IO[str]) -> None:
     """Tell of refused clients in gRPC's trace until it ends: `log` gets what to keep, `other` what is not gRPC's."""
     reason = ""
     with lines:
@@ -99,9 +99,7 @@ def _read_trace(lines: IO[bytes], log: IO[str], other: IO[str]) -> None:
                 say(_explain(found[1], reason))
                 reason = ""
             elif not _NOISE.match(text):
-                kept = log if _GRPC.match(text) else other
-                kept.write(f"{text}\n")
-                kept.flush()
+                _put(log if _GRPC.match(text) else other, text)
 
 
 class _Once(logging.Filter):
@@ -125,15 +123,20 @@ class _Once(logging.Filter):
 class _Told(logging.Handler):
     """Writes lines to the SuperLink's log and tells the server's user."""
 
-    def __init__(self, file: IO[str], tell: Callable[[str], None]) -> None:
+    def __init__(self, file: IO[bytes], tell: Callable[[str], None]) -> None:
         super().__init__()
         self._file, self._tell = file, tell
 
     def emit(self, record: logging.LogRecord) -> None:
         """Tell a line."""
-        self._file.write(f"{record.getMessage()}\n")
-        self._file.flush()
         self._tell(record.getMessage())
+        _put(self._file, record.getMessage())
+
+
+def _put(file: IO[Any], text: str) -> None:
+    """Write a line; on a full disk it is lost, and who says it goes on."""
+    with suppress(OSError):
+        os.write(file.fileno(), f"{text}\n".encode(errors="replace"))
 
 
 def _explain(peer: str, reason: str) -> str:

@@ -38,6 +38,9 @@ class InlineGrid:
         self._ids = count(1)
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
 
+    closed = True
+    """Nobody else can come."""
+
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return the virtual clients as Flower's node records."""
         return [NodeInfo(node_id=node) for node in self._contexts]

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 
 import torch
 from flwr.app import Context, Message
 
-from hyperbloom.common.errors import attempt
+from hyperbloom.common.errors import HyperbloomError, attempt
 from hyperbloom.server.grids.inline import TrainAll
 
 WATCH_S = 1.0
@@ -34,8 +35,14 @@ def workers(count: int) -> Iterator[TrainAll]:
         ]
 
         def train_all(tasks: Sequence[tuple[Message, Context]]) -> list[Message | Exception]:
-            begun = [pools[context.node_id % count].submit(_answer, message, context) for message, context in tasks]
-            return [attempt(future.result) for future in begun]
+            try:
+                begun = [pools[context.node_id % count].submit(_answer, message, context) for message, context in tasks]
+                answers = [attempt(future.result) for future in begun]
+            except BrokenProcessPool as error:
+                answers = [error]
+            if any(isinstance(answer, BrokenProcessPool) for answer in answers):
+                raise HyperbloomError("a worker process has ended, perhaps for lack of memory; go on with --resume")
+            return answers
 
         yield train_all
 

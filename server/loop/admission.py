@@ -115,6 +115,10 @@ class Admission:
             pairs = _pooled_moments(roster)[: self.setting.spec.num_classes]
             pooled = tuple(number for numbers in zip(*pairs, strict=True) for number in numbers)
             roster.moments = roster.moments or self.config.target_moments or pooled
+            if len(roster.moments) not in (0, 2 * (outputs := self.setting.spec.num_classes)):
+                raise ConfigError(
+                    f"target_moments: expected {outputs} means and then {outputs} deviations, found {roster.moments}"
+                )
             half = len(roster.moments) // 2
             task = replace(self.setting.task.spec, mean=roster.moments[:half], std=roster.moments[half:])
             self.algorithm.setting = replace(self.setting, task=make_task(task))

@@ -17,6 +17,7 @@ from hyperbloom.common.errors import CohortError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.server.loop import rounds
 from hyperbloom.server.loop.exchange import Outcome, told
+from hyperbloom.server.loop.federation import NONE_TRAINS
 from hyperbloom.server.loop.listener import NOTHING_DONE, Progress, RoundReport, Selection
 from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Failure, Letter, Traffic
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, draw
@@ -107,6 +108,7 @@ class _Loop:
                     break
                 self._ask_for_evaluation(number, elapsed)
         self._finish(orders=self.config.gains)  # to compare models, all clients are asked at once
+        self.federation.post.give_up([each.letter for each in self._written.values()])  # a baseline must not get these
         if self.best is None:
             raise CohortError(rounds.NEVER_EVALUATED)
         return self.best
@@ -142,8 +144,8 @@ class _Loop:
         waits = not self._written and not self._pending
         if waits and time.perf_counter() - self._handed_out > self.config.join_timeout_s:
             raise CohortError(
-                f"none of the clients that are here can be trained, and no other came within "
-                f"{self.config.join_timeout_s:.0f} s. With options.freeze start novel clients"
+                f"{NONE_TRAINS}, and no other came within {self.config.join_timeout_s:.0f} s. "
+                "With options.freeze start novel clients"
             )
 
     def _take_in(self) -> bool:

@@ -20,6 +20,7 @@ from hyperbloom.strategies.exchange import Client
 
 VISIT_EVERY_S = 0.5
 GREETING_TTL_S = 120.0
+NONE_TRAINS = "none of the clients that are here can be trained"
 GOODBYE_S = 30.0  # a client that is training hears the goodbye afterwards
 NOTICE_TTL_S = 600.0
 
@@ -86,34 +87,40 @@ class Federation:
             "quarantined": self.roster.conduct.count_in_quarantine(self.round),
         }
 
-    def gather(self, wanted: int, timeout_s: float) -> None:
-        """Wait until `wanted` clients are here without an open order.
+    def gather(self, wanted: int, timeout_s: float, ready: Callable[[], bool] = lambda: True) -> None:
+        """Wait until `wanted` clients are here without an open order, and they are `ready`.
 
         Raises:
             CohortError: too few clients came within `timeout_s` seconds.
         """
-        if self.idle_count >= wanted:
+        if self.idle_count >= wanted and ready():
             return
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
-        self._on_event(f"waiting for {wanted - self.idle_count} clients until {until}")
+        more = f"waiting for {wanted - self.idle_count} clients"
+        self._on_event(f"{more if self.idle_count < wanted else NONE_TRAINS + '; waiting'} until {until}")
         deadline, pause = time.monotonic() + timeout_s, Pause(self.post.wait)
-        while self.idle_count < wanted:
+        while self.idle_count < wanted or not ready():
             self._watch()
             for arrival in self.poll():  # no round waits for answers here, so these are late lies
                 if isinstance(arrival.content, Failure):
                     self.blame(arrival.letter.about.client.client_id, arrival.content.text)
-            if self.idle_count < wanted and time.monotonic() > deadline:
+            closed = getattr(self.grid, "closed", False) and self._met and not self.post.open(Greeting)
+            late, within = closed or time.monotonic() > deadline, "" if closed else f" within {timeout_s:.0f} s"
+            if late and self.idle_count < wanted:
                 names = ", ".join(client.client_id for client in self.roster.live) or "none"
                 busy = f"; {len(self._busy())} still work on an earlier round" if self._busy() else ""
                 raise CohortError(
-                    f"{self.idle_count} of {wanted} clients joined within {timeout_s:.0f} s ({names}){busy}. "
+                    f"{self.idle_count} of {wanted} clients joined{within} ({names}){busy}. "
                     "Start the others, or set clients to fewer or join_timeout_s to more"
                 )
+            if late and not ready():
+                raise CohortError(f"{NONE_TRAINS}, and no other came{within}")
             pause.take()
 
     def greet_again(self, greeting: Greeting) -> None:
         """Forget all clients, before any of their rows is used, and ask those who are here with another greeting."""
         self.greeting, self._visited = greeting, -VISIT_EVERY_S
+        self.post.keep(lambda letter: letter.kind is not Greeting)  # an answer to the old one would be refused
         self.roster.clear()
         self._met.clear()
 

@@ -7,11 +7,22 @@ from typing import Any
 
 import torch
 
+from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import Gain
-from hyperbloom.common.wire.orders import CompareOrder, CompareResult, EvaluateOrder, Order
+from hyperbloom.common.metrics import scale_of
+from hyperbloom.common.wire.orders import LARGEST_LOSS, CompareOrder, CompareResult, EvaluateOrder, Order
 from hyperbloom.server.loop.exchange import Director, Outcome
 from hyperbloom.server.loop.rounds import Run
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, through
+
+
+def check_gain(gain: Gain, metric: str) -> None:
+    """Raise a WireError if what a client says that it gains cannot be."""
+    most, test = 1.0 if scale_of(metric).percent else LARGEST_LOSS, dict(zip(gain.models, gain.test, strict=True))
+    difference = abs(test[gain.chosen] - test["alone"])
+    if max(map(abs, (gain.low, gain.high, *gain.test))) > most or not math.isclose(abs(gain.value), difference):
+        raise WireError(f"gain: expected a difference of two values of {metric} up to {most:g}, found {gain}")
+
 
 PATIENCE = 10  # training alone takes as long as all rounds of a client; in units of `round_timeout_s`
 
@@ -21,10 +32,11 @@ def ask_gains(run: Run, number: int, done: int) -> None:
 
     Each has trained as often as in the `done` rounds of the run. Only some disclose what they gain.
     """
-    config, gains = run.config, dict[str, Gain]()
+    config, gains, metric = run.config, dict[str, Gain](), run.algorithm.metrics[0]
     sgd, decays = run.turn(1).sgd, config.local.schedule == "cosine"
     clients = [client for client in run.federation.idle if not config.is_novel(client.row)]
-    rounds = math.ceil(done * min(1.0, config.cohort / max(1, len(run.candidates()))))
+    trained = sum(map(run.may_train, run.federation.roster))  # here now, or not
+    rounds = math.ceil(done * min(1.0, config.cohort / max(1, trained)))
 
     def compared(client: Client, order: Order) -> Order:
         if type(order) is not EvaluateOrder:
@@ -38,7 +50,12 @@ def ask_gains(run: Run, number: int, done: int) -> None:
         def orders(some: Sequence[Client]) -> list[Order]:
             return [compared(client, order) for client, order in zip(some, wanted.orders(some), strict=True)]
 
-        answers = yield replace(wanted, orders=orders, size=2 * wanted.size)
+        def check(client: Client, answer: Any) -> None:
+            wanted.check(client, answer)
+            if isinstance(answer, CompareResult) and answer.gain is not None:
+                check_gain(answer.gain, metric)
+
+        answers = yield replace(wanted, orders=orders, check=check, size=2 * wanted.size)
         told = [(client.client_id, answer.gain) for client, answer in answers if isinstance(answer, CompareResult)]
         gains.update((name, gain) for name, gain in told if gain is not None)
         return answers
@@ -49,4 +66,4 @@ def ask_gains(run: Run, number: int, done: int) -> None:
     for listener in run.listeners:
         for name, why in outcome.refused.items():
             listener.event(f"{name} has not compared its model with training alone: {why}")
-        listener.gained(dict(sorted(gains.items())), run.algorithm.metrics[0])
+        listener.gained(dict(sorted(gains.items())), metric)

@@ -61,6 +61,11 @@ class Conduct:
         """Return how many clients get no orders in this round."""
         return sum(record.holds_in(round_number) for record in list(self._records.values()))
 
+    def begin_anew(self, done: int | None = None) -> None:
+        """Count rounds from 1 again, after `done` of them; None: after so many that all quarantines are over."""
+        for record in self._records.values():
+            record.until = 0 if done is None else max(0, record.until - done)
+
     def to_json(self) -> dict[str, Any]:
         """Return all records as the roster stores them."""
         return {name: asdict(record) for name, record in self._records.items()}

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -52,8 +53,17 @@ class Run:
 
     def candidates(self) -> list[Client]:
         """Return the clients from which a cohort can be drawn now."""
-        algorithm = self.algorithm
-        return [c for c in self.federation.idle if algorithm.trains(c) and not self.config.is_novel(c.row)]
+        return [client for client in self.federation.idle if self.may_train(client)]
+
+    def may_train(self, client: Client) -> bool:
+        """Return whether a client may be in a cohort."""
+        return self.algorithm.trains(client) and not self.config.is_novel(client.row)
+
+    def can_go_on(self) -> bool:
+        """Return whether a cohort can be drawn, or no client may come for one: quarantines end after rounds."""
+        roster = self.federation.roster
+        held = partial(roster.conduct.in_quarantine, round_number=self.federation.round)
+        return bool(self.candidates()) or all(held(c.client_id) for c in roster if self.may_train(c))
 
     def turn(self, number: int, cohort: Sequence[Client] = (), candidates: Sequence[Client] = ()) -> Turn:
         """Return a round as the algorithm sees it."""
@@ -119,8 +129,8 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
             break
         start, outcome = time.perf_counter(), Outcome()
         federation.post.take_traffic()  # discard the traffic of the last evaluation
-        federation.gather(1, config.join_timeout_s)
         federation.round = number
+        federation.gather(1, config.join_timeout_s, run.can_go_on)
         fruitless = 0 if number == 0 or run.train(number, outcome) else fruitless + 1
         elapsed = time.perf_counter() - begin
         traffic = federation.post.take_traffic()

@@ -61,6 +61,7 @@ class Session:
         elif self.config.init_from:
             self._initial, roster = read_run(Path(self.config.init_from))
             roster.seed = self.config.seed
+            roster.conduct.begin_anew()
         self.federation = Federation(self.grid, roster, self._tell, self.watch)
         self.roster = roster
         for listener in self.listeners:
@@ -111,6 +112,8 @@ class Session:
         elif phase == 0:
             self._gather(len(self.roster), self.config.clients)
         else:
+            self.roster.conduct.begin_anew(self.federation.round)
+            self.federation.round = 0
             self.federation.admission.begin(self.roster, 0)
         scope = Scope(f"{self.run_id}-{config.strategy}", 0, config.seed, *self._points_of(phase))
         run = Run(config, algorithm, self.federation, self.listeners, scope)
@@ -159,7 +162,7 @@ class Session:
 
     def _go_on(self, algorithm: Algorithm, checkpoint: Checkpoint) -> None:
         """Restore an algorithm, and wait for as many clients as the checkpoint had."""
-        known = len(self.roster)
+        known, self.federation.round = len(self.roster), max(0, checkpoint.progress.round)
         self.federation.admission.restore(self.roster, checkpoint.tensors)
         self._gather(known, max(1, checkpoint.here))
 

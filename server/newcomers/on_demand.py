@@ -19,7 +19,7 @@ from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.newcomers import expect, says
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed, Notice, Order
-from hyperbloom.common.wire.pack import unpack_answer
+from hyperbloom.common.wire.pack import shown, unpack_answer
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.post import Failure, Grid, Pause, Post
 from hyperbloom.server.runs.trained import Trained
@@ -213,8 +213,9 @@ class OnDemandService:
             self.maker.check(description)
             return description
         except WireError as error:
-            self.on_event(f"refused node {node}: {error}")
-            self._send([(node, Notice("refused", str(error)))])
+            why = shown(str(error))  # it may quote the description
+            self.on_event(f"refused node {node}: {why}")
+            self._send([(node, Notice("refused", why))])
             return None
 
     def _deliver(self, described: Iterable[tuple[int, Description]]) -> None:

@@ -4,7 +4,7 @@ import errno
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -47,9 +47,10 @@ def play(
     somebody else's SuperLink, or None to open one.
 
     Raises:
-        HyperbloomError: the run failed; this is recorded as an event. Or no checkpoint is usable.
+        HyperbloomError: the run failed; this is recorded as an event. Or no checkpoint is usable, or the disk is full.
     """
     with ExitStack() as stack:
+        stack.enter_context(_full_disk_told(folder))
         stack.enter_context(locked(folder))
         resume, run_id = None, f"{folder.name}-{secrets.token_hex(4)}"
         if resumes:
@@ -72,6 +73,19 @@ def play(
         except (HyperbloomError, KeyboardInterrupt) as error:
             recorder.event(f"the run stopped: {str(error) or 'Ctrl-C'}")
             raise
+
+
+@contextmanager
+def _full_disk_told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        raise DiskError(
+            f"cannot write to {folder}: {error.strerror}. Nothing is half-written; make room, and go on with "
+            f"flower-server --resume {folder}, or with the same command if it compares or tunes"
+        ) from None
 
 
 def _check(config: RunConfig, machines: Machines, begins: bool, listens: bool) -> None:
@@ -112,13 +126,6 @@ def run_federation(
     with tracked(folder, machines.track, say):
         try:
             recorder, session, results = play(folder, config, machines, resume is not None, view, say, more, grid)
-        except OSError as error:
-            if error.errno not in _DISK:
-                raise
-            raise DiskError(
-                f"cannot write to {folder}: {error.strerror}. Nothing is half-written; make room, and go on with "
-                f"flower-server --resume {folder}"
-            ) from None
         finally:
             view.close()
         say(results_title(results))

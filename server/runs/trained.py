@@ -19,6 +19,7 @@ from hyperbloom.server.runs.recorded import read_config, read_summary
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.fedavg import FedAvg
+from hyperbloom.strategies.odpfl import ODPFL
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ def restored(
         algorithm.check_start(tensors)
     admission = Admission(config, algorithm, None if one_model else tensors)
     admission.begin(roster, len(roster))
+    if isinstance(algorithm, ODPFL):
+        algorithm.restore_original(tensors)
     if one_model:
         algorithm.restore({**algorithm.checkpoint(), **tensors})  # a subclass may keep more
     return algorithm

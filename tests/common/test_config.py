@@ -203,6 +203,13 @@ NESTED = "mapping values are not allowed here"
         ("data: {first: 1}", "data.parts: expected at least data.first + clients = 7, found 6"),
         ("cohort: 7", "cohort: expected at most clients = 6, found 7"),
         ("rounds: 5\neval_every: 10", "eval_every: expected at most rounds = 5, found 10"),
+        *(
+            (
+                f"target_moments: {each}",
+                f"target_moments: expected means, then as many deviations above 0, found {each}",
+            )
+            for each in ("[3.0, 3.0, 1.0]", "[3.0, 0.0]", "[3.0, -1.0]")
+        ),
         ("sizes: []", "sizes: expected one or more of S, M, L without repetition, found []"),
         ("sizes: [S, S]", "sizes: expected one or more of S, M, L without repetition, found ['S', 'S']"),
         # not a run at all

@@ -63,3 +63,28 @@ def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pyt
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "command", [["compare", "--strategies", "fedavg,local"], ["tune", "--over", "local.steps=2,3"]]
+)
+def test_a_full_disk_ends_what_compares_runs_in_one_line_too(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *command,
+        "--out",
+        str(tmp_path / "out"),
+        "--set",
+        "clients=2",
+        "--set",
+        "rounds=4",
+        "--set",
+        "local.steps=2",
+    ]
+    with monkeypatch.context() as patch:
+        FullDisk(patch, 18)
+        assert main(words) == 6
+    error = capsys.readouterr().err
+    assert "No space left on device. Nothing is half-written" in error and len(error.splitlines()) == 1
+    assert main(words) == 0

@@ -18,7 +18,7 @@ from hyperbloom.client.work.networks import loaded_network
 from hyperbloom.common import models
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.encoders import EncoderSpec, build_encoder
-from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.models import BACKBONE, ModelSpec, build, full_layout
 from hyperbloom.common.models.pretrained import Transformer
 from hyperbloom.common.wire.exchanges import DescribeOrder
@@ -288,8 +288,10 @@ def test_on_demand_the_encoder_reads_the_backbones_features_once(
 
 
 def test_there_is_something_to_send() -> None:
-    algorithm = make_algorithm(digits_config(strategy="fedper", adapt="head", options={}))
     with pytest.raises(ConfigError, match="expected more than head with fedper, whose clients keep the head"):
+        make_algorithm(digits_config(strategy="fedper", adapt="head", options={}))
+    algorithm = make_algorithm(digits_config(strategy="fedper", adapt="norms", options={}))
+    with pytest.raises(ModelError, match="adapt: expected parameters of norms outside the head, found none"):
         algorithm.settle(introduction("one", input_shape=(1, 8, 8)))
 
 

@@ -476,6 +476,7 @@ def test_a_client_whose_inputs_are_of_another_shape_is_refused(run: Make, strate
     ("changes", "text"),
     [
         ({"rad": None}, "options.rad: expected a public or synthetic set of inputs"),
+        ({"adapt": "head"}, "adapt: expected more than head, as what the frozen layers see cannot be aligned"),
         ({"rad": "digits"}, "options.rad: digits is what the clients share"),
         ({"score": "global"}, "score: unknown key in options of fedhenn."),
         ({"strategy": HOMOGENEOUS, "sizes": ("S", "M")}, "sizes: fedhenn-homogeneous averages one architecture"),

@@ -500,6 +500,13 @@ def test_what_cannot_work_is_told_before_anything_starts(changes: dict[str, Any]
         check_run(config(**changes), uses_data_section=True)
 
 
+@pytest.mark.parametrize(("schedule", "rate"), [("constant", 0.05), ("cosine", 0.025)])
+def test_a_head_is_refined_at_the_mean_rate_of_local_training(schedule: str, rate: float) -> None:
+    local = LocalConfig(learning_rate=0.05, schedule=schedule)  # type: ignore[arg-type]
+    made = make_algorithm(config(options=SMALL | {"refine_epochs": 1}, local=local))
+    assert made.recipe(9).refinement == Refinement(1, rate, 64)
+
+
 @pytest.mark.slow
 def test_baselines_run_with_the_same_clients(tmp_path: Path) -> None:
     run = config("ghn-server", baselines=("ghn", "local", "fedavg", "hafl-distillation"), model="plain-4")

@@ -614,6 +614,10 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Pa
         ({"options": {"update": "sequential"}}, "^options.update: expected proximal or mean, .* found sequential$"),
         ({"options": {"embeddings": "sparse"}}, "^options.embeddings: odpfl has no use for 'sparse'; leave it out$"),
         ({"options": {"descriptor": "class-shares"}}, "^options.descriptor: odpfl has no use"),
+        (
+            {"options": {"mode": "two-phase"}, "patience": 2},
+            "^patience: expected none with mode: two-phase",
+        ),
         ({"options": {"mode": "two-phase"}, "rounds": 1}, "^rounds: expected at least 2 for mode: two-phase, found 1$"),
     ],
     ids=str,

@@ -128,3 +128,12 @@ def test_grpc_traces_handshakes_here_and_not_in_processes_that_are_started_from_
     )
     assert done.stdout == "[]\n"
     assert "handshaker" in done.stderr and "endpoint_peer_address=ipv4:127.0.0.1" in done.stderr
+
+
+def test_on_a_full_disk_the_user_hears_all_and_nobody_fails() -> None:
+    told: list[str] = []
+    with follow(Path("/dev/full"), told.append):
+        for line in ("refused 10.0.0.9: its key is unknown", "refused 10.0.0.8: its key is unknown"):
+            say(line)
+        os.write(2, b"E1121 11:00:00.1 7 server.cc:5] cannot listen\n")
+    assert [line.partition(":")[0] for line in told] == ["refused 10.0.0.9", "refused 10.0.0.8"]

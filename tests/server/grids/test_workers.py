@@ -1,16 +1,19 @@
 """Processes that train virtual clients: the result of one process, to the bit, and none is left behind."""
 
+import multiprocessing
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 
 from hyperbloom.client.work.client import client_for
-from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.errors import ConfigError, HyperbloomError
 from hyperbloom.server.cli import main
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.grids.workers import workers
@@ -61,3 +64,13 @@ def test_processes_end_with_a_server_that_is_killed() -> None:
 def test_workers_need_the_inline_engine(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*flags, "--insecure", "--workers", "2"]) == ConfigError.exit_code
     assert "--workers: expected with --engine inline and without --vectorise" in capsys.readouterr().err
+
+
+def test_a_worker_that_is_killed_ends_the_run_in_one_line() -> None:
+    with workers(2) as train_all:
+        tasks: Any = [(None, Context(1, node, {}, RecordDict(), {})) for node in (2, 3)]
+        train_all(tasks)
+        multiprocessing.active_children()[0].kill()
+        for _ in range(2):
+            with pytest.raises(HyperbloomError, match="a worker process has ended, perhaps for lack of memory; go on"):
+                train_all(tasks)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data.schema import read_schema
-from hyperbloom.common.errors import ModelError, RefusedError
+from hyperbloom.common.errors import ConfigError, ModelError, RefusedError
 from hyperbloom.common.wire.orders import Introduction
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import admission
@@ -268,3 +268,15 @@ def test_what_the_run_declares_is_meant(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(admission, "MOST_BYTES", 1)
     with Ration(RunConfig(input_shape=(3,), num_classes=20)):
         nn.Linear(3, 20)
+
+
+def test_moments_of_another_number_of_targets_stop_the_run_from_beginning() -> None:
+    run = config(strategy="fedavg", sizes=("S",), options={}, target_moments=(300.0, 50.0))
+    admitting, roster = Admission(run, make_algorithm(run)), Roster(0)
+    about = introduction("a", task="regression", num_classes=2, input_shape=(4,))
+    admitting.check(about, roster)
+    roster.admit(2, about)
+    with pytest.raises(
+        ConfigError, match=r"^target_moments: expected 2 means and then 2 deviations, found \(300.0, 50"
+    ):
+        admitting.begin(roster, 0)

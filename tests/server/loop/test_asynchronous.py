@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire.orders import EvaluateResult
+from hyperbloom.common.wire.orders import EvaluateResult, TrainOrder
 from hyperbloom.server.cli import main
 from hyperbloom.server.loop import asynchronous
 from hyperbloom.server.loop.listener import RoundReport
@@ -306,6 +306,17 @@ def test_a_node_that_cannot_be_reached_any_more_is_not_asked_again_and_again(
     tried = [m for _, m in run.grid.sent if m.metadata.message_type == "train" and m.metadata.dst_node_id == 3]
     assert len(tried) == 2  # one that it answered, one that it could not get
     assert len(run.learned) == 8
+
+
+def test_an_order_that_is_open_at_the_end_is_nobody_elses(crew: Callable[..., Crew]) -> None:
+    """A baseline would learn from its answer, as if it had asked."""
+    run = crew(clients=2, cohort=2, rounds=40, eval_every=1, patience=1, gains=False)
+    run.join(2, "a", train=3.0)
+    run.join(3, "b", train=2.0)
+    run.run()
+    assert any(map(run.federation.is_busy, run.roster)) and not run.federation.post.open(TrainOrder)
+    run.clock.sleep(30.0)
+    assert run.federation.poll() == [] and run.federation.late > 0
 
 
 def test_clients_that_have_nothing_to_learn_are_not_waited_for_for_ever(

@@ -154,6 +154,20 @@ def test_a_slow_node_is_not_greeted_twice(party: Party, grid: ScriptedGrid, cloc
     assert clock.passed == pytest.approx(GREETING_TTL_S - 2, abs=0.2)
 
 
+def test_an_answer_to_a_greeting_that_was_replaced_is_not_heard(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
+    """It was asked with a schema whose columns had no scale yet, so its answer would be refused."""
+    heard: list[Message] = []
+    grid.join(4, input_shape=(9,))
+    late, grid.nodes[4] = grid.nodes[4], lambda message: heard.append(message)
+    with pytest.raises(CohortError):
+        party.gather(1, timeout_s=1.0)
+    party.federation.greet_again(Greeting("2"))
+    clock.after(0.5, lambda: grid.nodes.update({4: late}))
+    party.gather(1)
+    assert grid.greeted() == [4, 4] and party.joined == [] and grid.notices() == []
+    assert sum(text.startswith("a joined") for text in party.events) == 1
+
+
 def test_a_silent_node_is_greeted_again_when_its_greeting_has_expired(
     party: Party, grid: ScriptedGrid, clock: Clock
 ) -> None:

@@ -1,6 +1,8 @@
 """Clients say what the federation gains them: in the run folder, on the report, on the card."""
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,15 @@ import pytest
 import torch
 
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
+from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import MIXTURES, MODELS, Gain, sentence
 from hyperbloom.common.metrics import scale_of
+from hyperbloom.common.wire.orders import CompareOrder
 from hyperbloom.server.grids.engine import inline_grid
-from hyperbloom.server.loop import rounds
+from hyperbloom.server.loop import federation, rounds
+from hyperbloom.server.loop.gains import check_gain
 from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
+from hyperbloom.server.loop.post import Post
 from hyperbloom.server.loop.session import Session
 from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.export import Export
@@ -188,6 +194,74 @@ def test_a_strategy_that_keeps_more_than_its_state_goes_back_as_well(
     for name, gain in told.gains[0].items():
         personal = dict(zip(gain.models, gain.test, strict=True))["personal"]
         assert 100 * personal == pytest.approx(told.selection.test_accuracy[name])
+
+
+def test_clients_of_the_first_phase_compare_the_models_that_they_keep(tmp_path: Path) -> None:
+    options = {"mode": "two-phase", "tune": 0.5, "hidden_dim": 8, "embedding_dim": 4}
+    told = play(tmp_path, "odpfl", rounds=6, options=options)
+    assert told.selection is not None and told.selection.round > 3
+    for name, gain in told.gains[-1].items():
+        personal = dict(zip(gain.models, gain.test, strict=True))["personal"]
+        assert 100 * personal == pytest.approx(told.selection.test_accuracy[name])
+
+
+def test_a_client_that_joins_after_the_selected_round_compares_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of that round has no embedding for it, so it gets a fresh one, as a new client does."""
+    monkeypatch.setattr(federation, "VISIT_EVERY_S", 0.0)
+    config = RunConfig(clients=2, rounds=4, eval_every=2, local=LocalConfig(steps=1), gains=True, **SMALL)  # type: ignore[arg-type]
+    grid, late = inline_grid(config.model_copy(update={"clients": 3}), tmp_path), Told()
+    nodes = list(grid.get_nodes())
+    grid.get_nodes = lambda: nodes[: 3 if late.selection else 2]  # type: ignore[method-assign]
+
+    class First(RunFolder):
+        def selected(self, selection: Selection, state: Any, roster: Any) -> None:
+            if selection.round == 2:
+                super().selected(selection, state, roster)
+
+    recorder = First(tmp_path, config, "run")
+    Session(config, grid, "run", [recorder, late], selected_state=recorder.selected_state).run()
+    assert list(late.gains[0]) == ["client-0", "client-1", "client-2"]
+
+
+def test_who_is_away_counts_as_one_who_has_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 4 clients has trained in about 6 of 12 rounds, also where only two are left to compare."""
+    counts = {"clients": 4, "cohort": 2, "rounds": 12, "eval_every": 12}
+    config = RunConfig(strategy="fedavg", gains=True, local=LocalConfig(steps=1), **counts)  # type: ignore[arg-type]
+    asked: list[int] = []
+    send = Post.send
+
+    def watched(self: Post, orders: Any, *more: Any, **named: Any) -> Any:
+        asked.extend(order.rounds for _, order, _ in orders if isinstance(order, CompareOrder))
+        return send(self, orders, *more, **named)
+
+    class Leaving(Listener):
+        def phase_done(self, algorithm: Any) -> None:
+            for node in (2, 3):
+                session.roster.leave(node)
+
+    monkeypatch.setattr(Post, "send", watched)
+    session = Session(config, inline_grid(config, tmp_path), "run", [Leaving()])
+    session.run()
+    assert asked == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("changes", "lie"),
+    [
+        ({}, False),
+        ({"value": -0.1}, False),  # of a metric that falls
+        ({"value": 0.2}, True),
+        ({"high": 7.0}, True),
+        ({"low": float("-inf")}, True),
+        ({"test": (1e6, 1e6 - 0.1), "value": 0.1}, True),
+    ],
+)
+def test_a_gain_that_cannot_be_is_a_lie(changes: dict[str, Any], lie: bool) -> None:
+    told = replace(Gain("personal", 0.1, -0.1, 0.2, ("personal", "alone"), (0.9, 0.8)), **changes)
+    with pytest.raises(WireError, match="gain: expected") if lie else nullcontext():
+        check_gain(told, "accuracy")
 
 
 def test_they_compare_in_asynchronous_mode(tmp_path: Path) -> None:

@@ -155,6 +155,28 @@ def test_when_all_are_late_the_next_round_waits_for_one_of_them(crew: Callable[.
     assert any(event.startswith("waiting for 1 clients until") for event in run.events)
 
 
+@pytest.mark.parametrize("back", [True, False])
+def test_a_novel_client_does_not_let_rounds_go_by_while_the_others_are_away(
+    crew: Callable[..., Crew], clock: Clock, back: bool
+) -> None:
+    run = everyone(crew(clients=3, cohort=2, rounds=9, eval_every=9, novel=30, join_timeout_s=30.0), *"abc")
+
+    def leave(report: Any) -> None:
+        if report.number == 2:
+            run.grid.leave(2), run.grid.leave(3)
+            if back:
+                clock.after(9.0, lambda: (run.join(2, "a"), run.join(3, "b")))
+
+    run.told.hears = leave
+    if back:
+        run.run()
+        assert [len(report.outcome.results) for report in run.told.reports] == [2, 2, 0, *[2] * 6]
+    else:
+        with pytest.raises(CohortError, match=r"^none of the clients that are here can be trained, and no other came"):
+            run.run()
+    assert any(text.startswith("none of the clients that are here can be trained; waiting") for text in run.events)
+
+
 def test_waiting_for_busy_clients_in_vain_says_so(crew: Callable[..., Crew]) -> None:
     run = crew(clients=2, cohort=2, rounds=3, eval_every=3, round_timeout_s=1.0, join_timeout_s=20.0)
     for node, name in ((2, "a"), (3, "b")):

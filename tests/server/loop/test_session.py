@@ -46,6 +46,25 @@ class Heard(Listener):
         self.checkpoints.append(checkpoint)
 
 
+class Rounds(Listener):
+    """Knows the federation's round when a strategy begins; with `lies` the first client is in quarantine after it."""
+
+    session: Session
+
+    def __init__(self, lies: bool = False) -> None:
+        self.lies, self.begun = lies, list[int]()
+        self.held: list[bool] = []
+
+    def phase(self, algorithm: Any, name: str) -> None:
+        federation = self.session.federation
+        self.begun.append(federation.round)
+        self.held = [federation.roster.conduct.in_quarantine("client-0", number) for number in (10, 11)]
+
+    def phase_done(self, algorithm: Any) -> None:
+        for _ in range(3 * self.lies):
+            self.session.federation.blame("client-0", "a lie")
+
+
 class WatchedGrid(InlineGrid):
     """Keeps every order that passes."""
 
@@ -91,6 +110,15 @@ def test_strategies_follow_each_other_with_the_same_clients(config: RunConfig, w
     assert watched.of(Notice) == 2 * [Notice("finished", "the run is over", "run")]
 
 
+def test_a_quarantine_lasts_ten_rounds_also_over_the_end_of_a_strategy(config: RunConfig, watched: WatchedGrid) -> None:
+    rounds = Rounds(lies=True)
+    rounds.session = Session(config, watched, "run", [rounds])
+    rounds.session.run()
+    assert rounds.held == [True, False] and rounds.begun == [0, 0]
+    assert {order.scope.run_id for order in watched.of(TrainOrder)[4:]} == {"run-local"}
+    assert len(watched.of(TrainOrder)) == 4 + 2, "one of two clients in each of two rounds"
+
+
 def test_orders_say_to_which_rounds_the_run_may_go_back(config: RunConfig, watched: WatchedGrid) -> None:
     heard = Heard()
     Session(config, watched, "run", [heard]).run()
@@ -109,7 +137,10 @@ def test_a_run_that_goes_on_says_how_far_it_has_gone_back(
     Session(config, watched, "run", [heard]).run()
     again = WatchedGrid(inline_grid(config, tmp_path))
     resume = Resume(heard.checkpoints[1], [(0, 0), (0, 1)], [(0, 1)])
-    results = Session(config, again, "run", [], resume=resume).run()
+    session = Session(config, again, "run", [rounds := Rounds()], resume=resume)
+    rounds.session = session
+    results = session.run()
+    assert rounds.begun == [1, 0], "it counts on from where it was, and each strategy from the start"
     assert list(results) == ["fedavg", "local"]
     scopes = [(order.scope.run_id, order.scope.round) for order in again.of(TrainOrder)[::2]]
     assert scopes == [("run-fedavg", 2), ("run-local", 1), ("run-local", 2)]
@@ -153,6 +184,10 @@ def test_a_baseline_has_its_own_options_and_its_own_way_of_going_round(config: R
             {"strategy": "local", "baselines": ("ghn",)},
             "^baselines: ghn asks clients for more than local; make it the strategy$",
         ),
+        (
+            {"adapt": "head", "baselines": ("fedper",)},
+            "^adapt: expected more than head with fedper, whose clients keep the head$",
+        ),
         ({"model": "no"}, "^model: expected auto or one of .*, found 'no'$"),
         ({"data.split": "no"}, "^data.split: expected one of .*, found 'no'$"),
         ({"strategy": "no"}, "^strategy: expected one of .*; found 'no'$"),
@@ -172,6 +207,11 @@ def test_a_run_that_cannot_work_is_refused_before_anything_starts(
 def test_class_weights_reach_every_client(config: RunConfig, watched: WatchedGrid) -> None:
     Session(config.model_copy(update={"class_weights": "balanced"}), watched, "run", []).run()
     assert {order.target.task.balanced for order in watched.of(TrainOrder)} == {True}
+
+
+def test_virtual_clients_that_are_refused_are_not_waited_for(config: RunConfig, watched: WatchedGrid) -> None:
+    with pytest.raises(CohortError, match=r"^0 of 2 clients joined \(none\)\. Start the others"):
+        Session(config.model_copy(update={"num_classes": 3, "join_timeout_s": 1e9}), watched, "run", []).run()
 
 
 def test_waiting_that_has_become_pointless_ends_the_run(config: RunConfig, watched: WatchedGrid) -> None:
