@@ -23,9 +23,12 @@ Table = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Run:
-    """A run in its folder, whoever made it."""
+    """A run in its folder, a path or its text, whoever made it."""
 
     folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
 
     @property
     def config(self) -> RunConfig:

@@ -133,6 +133,12 @@ class Algorithm(ABC):
         self.config = config
         self.options = check(self.options_type, config.options, f"options of {config.strategy}")
         self.clients: dict[int, Client] = {}
+        kind = type(self)
+        if kind.restore is Algorithm.restore and (kind.state, kind.checkpoint) != (
+            Algorithm.state,
+            Algorithm.checkpoint,
+        ):
+            raise ConfigError(f"{config.strategy}: expected a method restore, or --resume would forget its state")
         adapts = models.Adapt.parse(config.adapt).kind != models.ALL or config.backbone
         if adapts and (self.own_models == "must" or self.adapt != config.adapt):
             raise ConfigError(f"adapt: expected all, and no backbone, with {config.strategy}; it writes whole networks")

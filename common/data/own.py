@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hyperbloom.common.data.draws import generator, hold_out, three_parts
+from hyperbloom.common.data.draws import IntArray, generator, hold_out, three_parts
 from hyperbloom.common.data.labels import as_labels
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
@@ -17,6 +17,9 @@ CHANNELS = (1, 3, 4)
 
 Units = Mapping[str, Sequence[AnyArray]]
 """Names of `owners` and `groups`, either or both, for each example of each portion."""
+
+FEWEST_OF_OWNER = 7
+"""Examples of an owner from which a split of 70 / 15 / 15 leaves it some in each part."""
 
 BYTES = Scaling(255.0)
 """The scaling of users' bytes."""
@@ -128,7 +131,8 @@ def build_pool(
     """Join portions into a pool. Bytes are scaled to 0 .. 1; floats stay as they are.
 
     A single portion is split 70 / 15 / 15. Of training and test examples, a fifth of the training ones is held out for
-    validation. Both are in proportion to the strata, depend only on the seed, and cut no group.
+    validation. Both are in proportion to the strata, depend only on the seed, and cut no group. If an owner would be
+    left without a part, though all have `FEWEST_OF_OWNER`, they are in proportion to owners and strata.
 
     Args:
         name: Name of the data in errors.
@@ -149,10 +153,16 @@ def build_pool(
         size = len(whole if whole.groups is None else np.unique(whole.groups))
         if size < least:
             raise DataError(f"{next(iter(portions))}: expected at least {least} examples to split, found {size}")
-        rng = generator(seed, "own data", "validation" if others else "three parts")
-        train, val, *rest = whole.split(
-            lambda strata: hold_out(strata, max(1, len(strata) // 5), rng) if others else three_parts(strata, 0.15, rng)
-        )
+
+        def cut(strata: IntArray) -> tuple[IntArray, ...]:
+            rng = generator(seed, "own data", "validation" if others else "three parts")
+            return hold_out(strata, max(1, len(strata) // 5), rng) if others else three_parts(strata, 0.15, rng)
+
+        train, val, *rest = whole.split(cut)
+        if whole.owners is not None and np.bincount(whole.owners).min() >= FEWEST_OF_OWNER:
+            there = [np.unique(part.owners) for part in (val, *rest) if part.owners is not None]
+            if any(len(owners) < len(owner_names) for owners in there):
+                train, val, *rest = whole.split(cut, by_owner=True)
         (test,) = others or rest
     else:
         train, val, test = parts

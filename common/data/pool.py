@@ -81,9 +81,11 @@ class Portion:
         owners, groups = (None if each is None else each[indices] for each in (self.owners, self.groups))
         return Portion(self.blocks, self.rows[indices], self.labels[indices], owners, groups)
 
-    def split(self, cut: Callable[[IntArray], Sequence[IntArray]]) -> list["Portion"]:
+    def split(self, cut: Callable[[IntArray], Sequence[IntArray]], by_owner: bool = False) -> list["Portion"]:
         """Split by `cut`, a function from strata to indices. If there are groups, it deals them instead of examples."""
         strata = strata_of(self.labels, label_kind(self.labels))
+        if by_owner and self.owners is not None:
+            strata = self.owners * (1 + strata.max()) + strata
         if self.groups is None:
             return [self.choose(part) for part in cut(strata)]
         _, first, of = np.unique(self.groups, return_index=True, return_inverse=True)

@@ -186,7 +186,7 @@ def compare(
     example="flower-server tune --config run.yaml --over local.learning_rate=0.005,0.02,0.1 --out runs/tuned",
     epilog="exit codes: 0 the best settings are known, 2 wrong settings, 4 no setting could be trained, 130 Ctrl-C",
 )
-def tune(config: Path | None, rounds: int | None, assignments: tuple[str, ...], out: Path | None, **flags: Any) -> None:
+def tune(config: Path | None, assignments: tuple[str, ...], out: Path | None, **flags: Any) -> None:
     """Find the settings that are best on validation examples.
 
     Successive halving: all combinations of --over are tried for a few rounds, the better half anew for twice as many,
@@ -196,7 +196,7 @@ def tune(config: Path | None, rounds: int | None, assignments: tuple[str, ...], 
     from hyperbloom.common.config import make_run_config, parse_assignment, read_yaml
 
     values = read_yaml(config) if config else {}
-    given = dict(parse_assignment(text) for text in assignments) | ({} if rounds is None else {"rounds": rounds})
+    given = dict(parse_assignment(text) for text in assignments)
 
     from hyperbloom.server.compare import tuning  # takes seconds, because of torch and Flower
 

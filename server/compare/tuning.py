@@ -49,13 +49,19 @@ def grid_of(over: Sequence[str]) -> dict[str, Any]:
 
 
 def tune(
-    describe: Callable[[Mapping[str, Any]], RunConfig], out: Path, over: Sequence[str], seeds: int, engine: str
+    describe: Callable[[Mapping[str, Any]], RunConfig],
+    out: Path,
+    over: Sequence[str],
+    seeds: int,
+    engine: str,
+    rounds: int | None = None,
 ) -> str:
     """Search, or go on with a search; write tuned.md and tuned.yaml, the run with the best settings; return the table.
 
-    `describe` returns the run with some changes, by dotted key. Each setting, budget and seed has a run folder.
+    `describe` returns the run with some changes, by dotted key. Each setting, budget and seed has a run folder. The
+    last settings have so many `rounds`, by default the run's.
     """
-    base, grid = describe({}), grid_of(over or USUAL)
+    base, grid = describe({} if rounds is None else {"rounds": rounds}), grid_of(over or USUAL)
     settings = [dict(zip(grid, choice, strict=True)) for choice in product(*grid.values())]
     names = [", ".join(f"{key}={value}" for key, value in each.items()) for each in settings]
 

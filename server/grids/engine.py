@@ -66,7 +66,8 @@ def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tel
     with open_superlink(machines, folder, say, tell, keys, config.backbone) as grid:
         if len(settings) < config.clients and not machines.superlink:
             first, last = config.part(len(settings))[0], config.part(config.clients - 1)[0]
-            say(f"run this on each machine, NAME its own and I {f'from {first} to' if first < last else '='} {last}:")
+            number = f"I {f'from {first} to' if first < last else '='} {last}"
+            say(f"run this on each machine, NAME its own and {'its own TABLE' if config.data.schema_file else number}:")
             flags, told = machines.invite(config.clients - len(settings))
             say(f"  {printed_line(flags, config)}")
             if told:

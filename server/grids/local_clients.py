@@ -13,6 +13,7 @@ from time import monotonic
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSpec
+from hyperbloom.common.data.schema import load_schema
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.secrecy.keys import make_key, public_pem, write_private_key
 from hyperbloom.server.access.registry import ClientRegistry
@@ -50,13 +51,18 @@ def client_settings(config: RunConfig, index: int, folder: Path) -> ClientSettin
 def printed_line(connection: Sequence[str], config: RunConfig) -> str:
     """Return the command for other machines, with placeholders NAME and I for what differs between clients.
 
-    If the run has several sizes or models, the command names them all for the user to choose.
+    If the run has several sizes or models, the command names them all for the user to choose. If the run hands out a
+    schema, each client has a TABLE of its own.
     """
-    first = client_settings(config, 0, Path())
+    first, table = client_settings(config, 0, Path()), config.data.schema_file
+    label = ",".join(load_schema(Path(table)).label) if table else None
     line = replace(
         first,
         client_id="NAME",
-        data=replace(first.data, partition=None, backbone=first.data.backbone and "FOLDER"),
+        data=replace(
+            DataSpec("TABLE", label=label) if table else replace(first.data, partition=None),
+            backbone=first.data.backbone and "FOLDER",
+        ),
         size="|".join(config.sizes),
         state_dir=None,
         disclose_class_shares=config.options.get("descriptor") == "class-shares",
@@ -66,7 +72,7 @@ def printed_line(connection: Sequence[str], config: RunConfig) -> str:
         model="|".join(dict.fromkeys(config.models)) or (first.model and "MODEL"),
     )
     words = ["flower-client", *connection, *line.to_flags()]
-    return f"{shlex.join(words)} --partition I/{first.data.partitions}"
+    return shlex.join(words) + ("" if table else f" --partition I/{first.data.partitions}")
 
 
 def make_keys(settings: Sequence[ClientSettings], folder: Path) -> Path:

@@ -31,8 +31,14 @@ from hyperbloom.strategies.odpfl import ODPFL
 _SENT = (
     "its name and secret, the version of its program, the sizes of its data sets, the shape of its inputs; weights of "
     "this model and {change}, in each round in which it took part; metrics and mean losses on "
-    "validation and test examples"
+    "validation and test examples, with the counts behind them if its user discloses these"
 )
+_TOLD = {
+    "schema": "what the columns of its table mean",
+    "class_shares": "the shares of its classes",
+    "moments": "how many numbers it has to learn and in columns without a scale, their means and deviations",
+}
+_NUMBERED = "The server does not know the classes' names; they are numbered as the client numbers them."
 _SUM_ALONE = "What training made of the weights, and its loss, was masked: the server saw the sum over clients alone."
 
 
@@ -130,7 +136,10 @@ class Export:
             schema = read_schema(about.schema, f"the schema of {about.client_id}") if about.schema else None
             known = (schema.classes or schema.label) if schema else ()
             called = class_names or known or tuple(str(label) for label in range(classes))
-            facts = (personal.scaling, personal.card, personal.task, schema)
+            card = personal.card
+            if not class_names and not known:
+                card = replace(card, remarks=(*card.remarks, _NUMBERED))
+            facts = (personal.scaling, card, personal.task, schema)
             folder = folders[about.client_id]
             yield folder, write_model(folder, personal.module, personal.spec, called, *facts)
 
@@ -149,13 +158,15 @@ class Export:
             f"test {title_of(metric)}": scored,
         }
         always, *more = _sent(self.trained.config)
+        told = [words for key, words in _TOLD.items() if getattr(client.about, key)]
+        told += ["test metrics of all models that it compared, and its gain"] if answer else []
         sent = (
             f"Between {client.client_id} and the server: {always}.",
+            *([f"It told besides: {'; '.join(told)}."] if told else []),
             *more,
             "Examples and labels stayed on the client.",
         )
-        names = "The server does not know the classes' names; they are numbered as the client numbers them."
-        remarks = [remark, names]
+        remarks = [remark]
         if answer:
             remarks += [f"{answer[0]}."]
             if answer[1].chosen != name:

@@ -18,7 +18,6 @@ from hyperbloom.server.runs.folder import read_run
 from hyperbloom.server.runs.recorded import read_config, read_summary
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
-from hyperbloom.strategies.fedavg import FedAvg
 from hyperbloom.strategies.odpfl import ODPFL
 
 
@@ -76,13 +75,13 @@ def restored(
     """
     algorithm = make_algorithm(config)
     algorithm.device = device
-    one_model = isinstance(algorithm, FedAvg)  # FedAvg has no `start_from`
-    if not one_model:
+    starts = type(algorithm).start_from is not Algorithm.start_from  # such as FedAvg, which goes back to its state
+    if starts:
         algorithm.check_start(tensors)
-    admission = Admission(config, algorithm, None if one_model else tensors)
+    admission = Admission(config, algorithm, tensors if starts else None)
     admission.begin(roster, len(roster))
     if isinstance(algorithm, ODPFL):
         algorithm.restore_original(tensors)
-    if one_model:
+    if not starts:
         algorithm.restore({**algorithm.checkpoint(), **tensors})  # a subclass may keep more
     return algorithm

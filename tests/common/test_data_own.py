@@ -98,6 +98,25 @@ def test_own_data_can_be_dealt_to_clients(tmp_path: Path, split: str) -> None:
     assert len(seen.unique()) == 280
 
 
+def test_small_owners_have_a_share_of_each_part(tmp_path: Path) -> None:
+    """By class alone some of fifty would have no example for validation or test."""
+    owners = np.repeat(np.arange(50), 20)
+    name = save(tmp_path, x=np.arange(1000.0)[:, None], y=np.arange(1000) % 3, owner=owners)
+    for seed in range(3):
+        parts = [load(name, split="owner", partition=i, partitions=50, seed=seed) for i in range(50)]
+        assert {tuple(sizes(part)) for part in parts} <= {(14, 3, 3)}
+    together = load(name, split="owner", partition=0, partitions=5)  # the parts are those of all examples
+    assert sum(sizes(together)) == 200
+
+
+def test_an_owner_that_is_too_small_is_named(tmp_path: Path) -> None:
+    owners = np.array(["clinic"] * 96 + ["ward"] * 4)
+    name = save(tmp_path, x=np.arange(100.0)[:, None], y=np.arange(100) % 2, owner=owners)
+    with pytest.raises(DataError, match=r"split 'owner' deals; leave small owners out, here ward, or lower partitions"):
+        for seed in range(9):
+            load(name, split="owner", partition=1, partitions=2, seed=seed)
+
+
 def unusable() -> Iterator[tuple[dict[str, Any], str]]:
     """Yield arrays that cannot be used, and what is to be said of them."""
     x, y = np.zeros((10, 3)), np.arange(10) % 2

@@ -49,7 +49,9 @@ def test_a_file_describes_it_and_a_complete_folder_is_refused(tmp_path: Path) ->
 
 
 def test_a_client_of_a_run_and_its_report(tmp_path: Path) -> None:
-    run = hyperbloom.run({**KEYS, "baselines": ["local"], "gains": True}, run_dir=tmp_path / "run")
+    made = hyperbloom.run({**KEYS, "baselines": ["local"], "gains": True}, run_dir=tmp_path / "run")
+    run = hyperbloom.Run(str(made.folder))  # type: ignore[arg-type]  # as people write it
+    assert run == made
     client = run.client("client-1")
     assert isinstance(client, hyperbloom.Client) and client.about["train_examples"] > 0
     assert {row["client"] for row in client.rounds} == {"client-1"} and client.rounds

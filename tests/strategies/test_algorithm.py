@@ -1,7 +1,7 @@
 """What an author writes: a strategy of twenty lines goes through the whole loop, and checks change nothing."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ from hyperbloom.common.secrecy import noise as privacy
 from hyperbloom.common.wire.orders import SGD, EvaluateOrder, EvaluateResult, Introduction, Scope, Target, TrainOrder
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import protection
+from hyperbloom.server.runs.trained import restored
 from hyperbloom.strategies import STRATEGIES, make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm, Setting
 from hyperbloom.strategies.exchange import Client, Update
@@ -62,6 +63,15 @@ class OneModel(Algorithm):
 
     def state(self) -> dict[str, Tensor]:
         return {"model": self.model}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.model = tensors["model"]
+
+
+class Forgetful(OneModel):
+    """The same, but a resumed run would begin at the start."""
+
+    restore = Algorithm.restore
 
 
 class SentBack(OneModel):
@@ -104,6 +114,18 @@ def clipped(change: Tensor, norm: float) -> np.ndarray[Any, Any]:
 
 
 # ---------------------------------------------------------------------- a strategy of twenty lines
+
+
+def test_a_strategy_that_would_forget_its_state_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r"Forgetful: expected a method restore, or --resume would forget its state"):
+        make_algorithm(digits_config(strategy=f"{__name__}:Forgetful", options={}))
+
+
+def test_a_strategy_of_ones_own_goes_back_to_its_state(tmp_path: Path) -> None:
+    """As for export, and to compare the selected round's models."""
+    made = one_round(tmp_path)
+    again: Any = restored(made.config, made.algorithm.state(), made.roster)
+    assert torch.equal(again.model, made.algorithm.model) and not torch.equal(again.model, made.start)
 
 
 def test_a_strategy_of_twenty_lines_trains_scores_and_is_selected(tmp_path: Path) -> None:

@@ -19,7 +19,20 @@ from hyperbloom.server.watch.view import TerminalView
 FLAGS = ["--set", "clients=2", "--set", "strategy=local", "--set", "data.max_train=30", "--set", "local.steps=3"]
 OVER = ["--over", "local.learning_rate=0.00001,0.05,0.1", "--over", "local.batch_size=8,16"]
 RATES = (0.00001, 0.05, 0.1)
-WHOLE = ["--set", "cohort=2", "--set", "baselines=[fedavg]", "--set", "gains=true", *FLAGS, *OVER, "--rounds", "4"]
+WHOLE = [
+    "--set",
+    "cohort=2",
+    "--set",
+    "baselines=[fedavg]",
+    "--set",
+    "gains=true",
+    *FLAGS,
+    *OVER,
+    "--set",
+    "rounds=9",
+    "--rounds",
+    "4",
+]
 
 
 def tune(out: Path, *flags: str) -> int:
@@ -139,7 +152,7 @@ def test_the_folders_are_runs_of_the_settings_and_the_best_one_is_a_configuratio
     found = load_run_config(out / "tuned.yaml", {})
     assert found.local == best.local
     assert found.local.learning_rate > 0.001, "with the smallest rate nothing is learned"
-    assert (found.rounds, found.baselines, found.gains) == (4, ("fedavg",), True), "the rest is what the user wants"
+    assert (found.rounds, found.baselines, found.gains) == (9, ("fedavg",), True), "the rest is what the user wants"
     table = (out / "tuned.md").read_text()
     for path, value in val.items():
         (row,) = [line for line in table.splitlines() if line.startswith(f"| {setting(path)} ")]

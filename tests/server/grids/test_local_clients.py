@@ -88,6 +88,15 @@ def test_the_printed_line_of_another_run() -> None:
     )
 
 
+def test_the_printed_line_of_a_run_on_tables_has_a_table_for_each(tmp_path: Path) -> None:
+    schema = '{"label": ["ill", "dead"], "columns": [{"name": "age", "kind": "number"}]}'
+    (tmp_path / "schema.json").write_text(schema)
+    config = load_run_config(None, {"data.schema_file": str(tmp_path / "schema.json"), "data.split": "owner"})
+    assert printed_line(["--server", "a:1", "--insecure"], config) == (
+        "flower-client --server a:1 --insecure --client-id NAME --data TABLE --label ill,dead"
+    )
+
+
 def test_the_printed_line_counts_the_parts_of_the_data_set() -> None:
     line = printed_line(["--server", "a:1", "--insecure"], load_run_config(None, {"data.first": 4, "data.parts": 12}))
     assert line.endswith(" --client-id NAME --data digits --partition I/12")

@@ -56,6 +56,10 @@ def test_one_client_under_names_of_ones_own(tmp_path: Path) -> None:
     assert main(["export", str(run), "--client", "client-1", "--out", str(tmp_path), "--class-names", names]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["client-1", "run"]
     assert read_model(tmp_path / "client-1")[0].class_names == tuple("abcdefghij")
+    assert main(["export", str(run), "--client", "client-1", "--out", str(tmp_path / "unnamed")]) == 0
+    named, numbered = ((tmp_path / folder / "README.md").read_text() for folder in ("client-1", "unnamed/client-1"))
+    assert "numbered as the client numbers them" in numbered and "numbered as" not in named
+    assert "It told besides: the shares of its classes." in named, "virtual clients disclose them"
 
 
 @pytest.mark.parametrize(
@@ -149,3 +153,16 @@ def test_inputs_are_scaled_as_most_clients_have_told(tmp_path: Path) -> None:
         assert main(["export", str(run), "--client", "client-0", "--out", str(folder)]) == 0
         assert read_model(folder / "client-0")[0].scaling == scaling
         assert said in (folder / "client-0" / "README.md").read_text()
+
+
+def test_the_card_says_what_a_client_has_told_of_its_table(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("\n".join(["age,pulse", *(f"{20 + i / 7},{60 + i % 11 / 3}" for i in range(90))]))
+    schema = '{"label": ["pulse"], "columns": [{"name": "age", "kind": "number"}]}'
+    (tmp_path / "schema.json").write_text(schema)
+    about = {"name": str(tmp_path / "t.csv"), "schema_file": str(tmp_path / "schema.json"), "split": "iid"}
+    words = [word for key, value in about.items() for word in ("--set", f"data.{key}={value}")]
+    run = train(tmp_path / "run", "pfedhn", *words, "--set", "gains=true")
+    assert main(["export", str(run), "--client", "client-1", "--out", str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "client-1" / "README.md").read_text()
+    assert "It told besides: what the columns of its table mean; how many numbers it has to learn" in card
+    assert "test metrics of all models that it compared, and its gain." in card and "classes' names" not in card
