@@ -18,7 +18,7 @@ Training is `end-to-end`, with three exchanges in a round, or `two-phase` (appen
 embedding as in pFedHN, to which the client fits the encoder; then the encoder is frozen and f continues to learn, while
 the earlier f and its embeddings still serve the clients that trained. docs/odpfl.md lists the exchanges.
 
-Departures: a cohort's replies are applied as in pFedHN (`proximal` or `mean`), and a descriptor gets the gradient that
+Departures: a cohort's replies are applied as in pFedHN, and a descriptor gets the gradient that
 an embedding would get. Before the first round, the encoder's last layer is scaled once, and Adam trains the encoder,
 because that layer also scales gradients; docs/odpfl.md says why.
 """
@@ -97,11 +97,6 @@ class ODPFL(PFedHN):
         ):
             if getattr(options, key) not in expected:
                 raise ConfigError(f"options.{key}: odpfl has no use for {getattr(options, key)!r}; leave it out")
-        if options.update not in ("proximal", "mean"):
-            raise ConfigError(
-                "options.update: expected proximal or mean, as all gradients are taken with the hypernetwork that "
-                f"wrote the weights, found {options.update}"
-            )
         if options.mode == "two-phase" and self.config.rounds < 2:
             raise ConfigError("rounds: expected at least 2 for mode: two-phase, found 1")
         if options.mode == "two-phase" and self.config.patience:

@@ -65,7 +65,7 @@ class PFedHNOptions(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of the server's SGD")
     weight_decay: Share = Field(1e-3, description="weight decay of the server's SGD")
     clip: Rate = Field(50.0, description="total norm to which the server's gradient is clipped")
-    update: UpdateRule = Field("proximal", description="how a cohort's replies are applied: proximal, mean, sequential")
+    update: UpdateRule = Field("proximal", description="how a cohort's replies are applied: proximal or mean")
     embedding_dim: Positive | None = Field(None, description="dimension k of an embedding; default: 1 + clients // 4")
     embeddings: Literal["dense", "sparse"] = Field(
         "dense", description="dense: momentum and decay move absent clients' rows too, as in the paper's code"
