@@ -250,12 +250,7 @@ class PFedHN(Algorithm):
                 self._applied.append(reply)
         else:
             self.learner.update(replies, options.update)
-        if self.uses_trained:
-            self._keep_trained(updates)
-
-    def _keep_trained(self, updates: Sequence[Update]) -> None:
-        """Keep d_i = theta_i~ - w of each client, after w has moved."""
-        for update in updates:
+        for update in updates if self.uses_trained else ():  # d_i = theta_i~ - w, after w has moved
             assert update.sent is not None and update.returned is not None
             start = self.learner.hypernetwork.start(self.head_of(update.client))
             self._trained[update.client.row] = update.sent + update.returned - start

@@ -234,7 +234,11 @@ class HypernetworkLearner:
                 # size joins a cohort for the first time. Zero momentum is the same as none.
                 if self.optimizer.state[parameter].get("momentum_buffer") is None:
                     self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        set_worth(self.optimizer, worth)
+        momentum = self.optimizer.defaults["momentum"]
+        # The step gets the effect of `worth` steps on one gradient, with as much decay of momentum.
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * (1 - momentum**worth) / (1 - momentum)
+            group["momentum"] = momentum**worth
         if self.sparse:
             self._step_rows(rows)
         else:
@@ -279,14 +283,6 @@ class HypernetworkLearner:
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.hypernetwork.named_parameters()
         yield "embeddings", self.table.weight
-
-
-def set_worth(optimizer: torch.optim.SGD, worth: int) -> None:
-    """Give the next step the effect of `worth` steps on one gradient, with as much decay of momentum."""
-    momentum = optimizer.defaults["momentum"]
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * (1 - momentum**worth) / (1 - momentum)
-        group["momentum"] = momentum**worth
 
 
 def by_size(replies: Sequence[Reply]) -> Iterator[tuple[str, list[Reply]]]:
