@@ -114,7 +114,6 @@ def _run(ctx: click.Context, flags: Mapping[str, Any]) -> None:
 
 
 def _join(flags: Mapping[str, Any]) -> None:
-    """Join with the settings from the flags."""
     name = check_name(flags["client_id"], "--client-id")
     flags = shared.enrolled(flags, name, flags["state_dir"] or default_state_dir(name))
     shared.check_security(flags)

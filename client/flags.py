@@ -74,11 +74,7 @@ def data_spec(flags: Mapping[str, Any]) -> "DataSpec":
 
 
 def check_security(flags: Mapping[str, Any]) -> None:
-    """Check the flags of CONNECTION, before anything is loaded.
-
-    Raises:
-        ConfigError: a flag is missing, or flags contradict each other.
-    """
+    """Check the flags of CONNECTION before anything is loaded; ConfigError if one is missing, or they contradict."""
     ca, key, times = flags["root_certificates"], flags["key"], flags["insecure"]
     if times and (ca or key or flags["stock_superlink"]):
         flag = "--root-certificates" if ca else "--key" if key else "--stock-superlink"

@@ -383,14 +383,12 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own way, which types it as an instance's
 
     def compose_document(self) -> yaml.Node | None:
-        """Compose the document; refuse it if its aliases stand for too much."""
         document: yaml.Node | None = super().compose_document()
         if document is not None and _nodes(document, {}) > MOST_NODES:
             raise yaml.constructor.ConstructorError(None, None, f"with its aliases it has over {MOST_NODES} values")
         return document
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping; refuse a key that it repeats."""
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:

@@ -186,7 +186,7 @@ def figure(results: list[dict[str, Any]], path: Path) -> None:
     canvas, axes = pyplot.subplots(1, 3, figsize=(15, 4.6), sharey=True, constrained_layout=True)
     cohorts = sorted({result["cohort"] for result in shown})
     colours = dict(zip(cohorts, ("black", "tab:blue", "tab:green", "tab:red", "tab:purple"), strict=False))
-    styles = {"proximal": "-", "mean": "--", "sequential": "-."}
+    styles = {"proximal": "-", "mean": "--"}
     for result in shown:
         rounds = [steps / result["cohort"] for steps in result["client_steps"]]
         label = "the paper, C = 1" if result["cohort"] == 1 else f"{result['rule']}, C = {result['cohort']}"

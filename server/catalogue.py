@@ -39,11 +39,7 @@ def print_catalogue(console: Console, as_json: bool = False) -> None:
 
 
 def print_keys(console: Console, strategy: str) -> None:
-    """Print every key of a run with default and meaning, including the options of `strategy`.
-
-    Raises:
-        ConfigError: there is no such strategy.
-    """
+    """Print every key of a run, default and meaning, with the options of `strategy`; ConfigError if there is none."""
     kind = find_strategy(strategy, "--explain")
     console.print(f"[bold]{strategy}[/]: {_first_line(kind.__doc__)}\n")
     table = Table("key", "default", "meaning", box=None, pad_edge=False)

@@ -118,11 +118,9 @@ class _Results(Listener):
         self._federation = federation
 
     def phase(self, algorithm: Algorithm, name: str) -> None:
-        """Remember the first strategy."""
         self._algorithm = self._algorithm or algorithm
 
     def round_done(self, report: RoundReport) -> None:
-        """Store a round's metrics."""
         if self._over:
             return
         outcome = report.outcome

@@ -123,7 +123,6 @@ class _OverReference(Algorithm):
 
     @property
     def rows(self) -> int:
-        """Return how many inputs a round uses."""
         return min(self.options.rows, self.inputs.layout.shapes[0][1][0])
 
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
@@ -145,7 +144,6 @@ class _OverReference(Algorithm):
         return derive(self.config.seed, "reference", number)
 
     def method(self, number: int) -> Aligned:
-        """Return the alignment method of round `number`."""
         return Aligned(eta=self.eta(number), reference=self.reference, rows=self.rows, draw=self.draw(number))
 
     def send(self, clients: Sequence[Client]) -> Exchanges[list[Client]]:

@@ -47,7 +47,9 @@ MOST_TYPES = 512
 """Most layer types of one client; ResNet-152 has about 40."""
 
 KEPT_GRAPHS = 256
-"""Number of parsed graphs in the cache; others are parsed again."""
+"""Number of parsed graphs in the cache; others are parsed again. Clients of one architecture share the object."""
+
+_parsed = lru_cache(KEPT_GRAPHS)(Graph.from_json)
 
 
 class GHNOptions(Settings):
@@ -137,7 +139,6 @@ class _GraphStrategy(Algorithm):
         return {part: self.hypernetwork.read_part(part) for part in self.hypernetwork.parts()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore all parts."""
         if tensors:
             self.start_from(tensors)
 
@@ -185,15 +186,9 @@ def disclosed_graph(about: Introduction) -> Graph:
             "this run reads the graph of every client's own model; join with --model and --disclose graph"
         )
     try:
-        return _parsed(about.graph)
+        return _parsed(about.graph, LARGEST_NETWORK)
     except WireError as error:
         raise RefusedError(str(error)) from None
-
-
-@lru_cache(KEPT_GRAPHS)
-def _parsed(text: str) -> Graph:
-    """Return the parsed graph; clients of one architecture share the object."""
-    return Graph.from_json(text, LARGEST_NETWORK)
 
 
 class GHN(_GraphStrategy):

@@ -18,9 +18,9 @@ Training is `end-to-end`, with three exchanges in a round, or `two-phase` (appen
 embedding as in pFedHN, to which the client fits the encoder; then the encoder is frozen and f continues to learn, while
 the earlier f and its embeddings still serve the clients that trained. docs/odpfl.md lists the exchanges.
 
-Departures: a cohort's replies are applied as in pFedHN (`proximal` or `mean`), and a descriptor gets the gradient that
-an embedding would get. Before the first round, the encoder's last layer is scaled once, and Adam trains the encoder,
-because that layer also scales gradients; docs/odpfl.md says why.
+Departures: a cohort's replies are applied as in pFedHN, and a descriptor gets the gradient that an embedding would get.
+Before the first round, the encoder's last layer is scaled once, and Adam trains the encoder, because that layer also
+scales gradients; docs/odpfl.md says why.
 """
 
 import copy
@@ -89,19 +89,9 @@ class ODPFL(PFedHN):
             raise ConfigError(
                 f"options.encoder: expected one of {', '.join(sorted(ENCODERS))}, found {options.encoder!r}"
             )
-        for key, expected in (
-            ("freeze", (False,)),
-            ("personal", ("written",)),
-            ("descriptor", ("learned",)),
-            ("embeddings", ("dense",)),
-        ):
-            if getattr(options, key) not in expected:
+        for key in ("freeze", "personal", "descriptor", "embeddings"):
+            if getattr(options, key) != ODPFLOptions.model_fields[key].default:
                 raise ConfigError(f"options.{key}: odpfl has no use for {getattr(options, key)!r}; leave it out")
-        if options.update not in ("proximal", "mean"):
-            raise ConfigError(
-                "options.update: expected proximal or mean, as all gradients are taken with the hypernetwork that "
-                f"wrote the weights, found {options.update}"
-            )
         if options.mode == "two-phase" and self.config.rounds < 2:
             raise ConfigError("rounds: expected at least 2 for mode: two-phase, found 1")
         if options.mode == "two-phase" and self.config.patience:
@@ -131,7 +121,13 @@ class ODPFL(PFedHN):
         if self.options.mode == "end-to-end":
             yield from self._round_end_to_end(turn)
         elif turn.number <= max(1, rounds - max(1, round(self.options.tune * rounds))):
-            yield from self._round_of_phase_1(turn)
+            # Train with learned embeddings while each client fits the encoder to its own; average the encoders.
+            updates = yield from train(self._fitting(turn, turn.cohort))
+            self.learn(updates)
+            if updates:
+                results = [update.result for update in updates]
+                self.encoder.add([each.gamma.values for each in results if isinstance(each, wire.FitResult)])
+                self._descriptors = {}
         else:
             self._freeze()
             there = yield from self._described(turn, turn.cohort)
@@ -153,15 +149,6 @@ class ODPFL(PFedHN):
         if changes:
             self.encoder.step(changes, self.options.clip)
             self._descriptors = {}  # of the encoder before
-
-    def _round_of_phase_1(self, turn: Turn) -> Exchanges[None]:
-        """Train with learned embeddings while each client fits the encoder to its own; average the encoders."""
-        updates = yield from train(self._fitting(turn, turn.cohort))
-        self.learn(updates)
-        if updates:
-            results = [update.result for update in updates]
-            self.encoder.add([each.gamma.values for each in results if isinstance(each, wire.FitResult)])
-            self._descriptors = {}
 
     def _calibrate(self, turn: Turn) -> Exchanges[None]:
         """Once per run, give a fresh encoder's descriptors mean 0 and deviation 1 over some clients."""
@@ -331,8 +318,7 @@ class ODPFL(PFedHN):
 
     def state(self) -> dict[str, Tensor]:
         """Return hypernetwork, embeddings and encoder; in phase 2 also the models of the clients that trained."""
-        tensors = super().state()
-        tensors |= self.encoder.state()
+        tensors = super().state() | self.encoder.state()
         if self._original is not None:
             network, table = self._original
             tensors |= {f"original.hypernetwork.{name}": x.cpu() for name, x in network.state_dict().items()}

@@ -65,7 +65,7 @@ class PFedHNOptions(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of the server's SGD")
     weight_decay: Share = Field(1e-3, description="weight decay of the server's SGD")
     clip: Rate = Field(50.0, description="total norm to which the server's gradient is clipped")
-    update: UpdateRule = Field("proximal", description="how a cohort's replies are applied: proximal, mean, sequential")
+    update: UpdateRule = Field("proximal", description="how a cohort's replies are applied: proximal or mean")
     embedding_dim: Positive | None = Field(None, description="dimension k of an embedding; default: 1 + clients // 4")
     embeddings: Literal["dense", "sparse"] = Field(
         "dense", description="dense: momentum and decay move absent clients' rows too, as in the paper's code"
@@ -250,12 +250,7 @@ class PFedHN(Algorithm):
                 self._applied.append(reply)
         else:
             self.learner.update(replies, options.update)
-        if self.uses_trained:
-            self._keep_trained(updates)
-
-    def _keep_trained(self, updates: Sequence[Update]) -> None:
-        """Keep d_i = theta_i~ - w of each client, after w has moved."""
-        for update in updates:
+        for update in updates if self.uses_trained else ():  # d_i = theta_i~ - w, after w has moved
             assert update.sent is not None and update.returned is not None
             start = self.learner.hypernetwork.start(self.head_of(update.client))
             self._trained[update.client.row] = update.sent + update.returned - start

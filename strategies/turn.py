@@ -66,10 +66,10 @@ class Turn:
         recipe = algorithm.recipe(self.number)
 
         def orders(some: Sequence[Client]) -> list[TrainOrder]:
-            rows = _or_nothing(algorithm.weights(some) if some else None, len(some))
+            rows = algorithm.weights(some) if some else []
             return [
                 TrainOrder(self.scope, target, sgd, algorithm.reply, row, recipe.method, recipe.resemble)
-                for row in rows
+                for row in ([None] * len(some) if rows is None else rows)
             ]
 
         size = self._size(clients)
@@ -78,17 +78,14 @@ class Turn:
     def score(
         self, clients: Sequence[Client], weights: Callable[[Sequence[Client]], Sequence[Weights] | None] | None = None
     ) -> Exchanges[dict[str, EvaluateResult]]:
-        """Let clients score the weights that `weights` returns, by default their personal models.
-
-        Returns:
-            the scores by name.
-        """
+        """Return the clients' scores, by name, of what `weights` returns, by default their personal models."""
         algorithm, target = self.algorithm, self.target
         write, refinement = weights or algorithm.personal, algorithm.recipe(self.number).refinement
 
         def orders(some: Sequence[Client]) -> list[EvaluateOrder]:
-            rows = _or_nothing(write(some) if some else None, len(some))
-            return [EvaluateOrder(self.scope, target, row, refinement, algorithm.metrics) for row in rows]
+            rows = write(some) if some else []
+            each: Sequence[Weights | None] = [None] * len(some) if rows is None else rows
+            return [EvaluateOrder(self.scope, target, row, refinement, algorithm.metrics) for row in each]
 
         wanted = Ask(clients, orders, self.check_score, self._size(clients), quorum=False, in_turns=True)
         return {client.client_id: result for client, result in (yield from ask(wanted))}
@@ -113,9 +110,4 @@ class Turn:
                 raise WireError(f"expected counts of {score.total} examples, found others")
 
     def _size(self, clients: Sequence[Client]) -> int:
-        """Return the size of the largest weight vector among these clients."""
         return max((self.algorithm.layout(client).numel for client in clients), default=0)
-
-
-def _or_nothing(rows: Sequence[Weights] | None, count: int) -> Sequence[Weights | None]:
-    return rows if rows is not None else [None] * count

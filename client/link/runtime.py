@@ -100,7 +100,11 @@ class _Session:
             self._answer(message)
             pacer.message(time.monotonic())
             if message.metadata.message_type == Notice.message_type:
-                self._act_on(unpack(Notice, message.content))
+                notice = unpack(Notice, message.content)
+                if notice.kind == "refused":
+                    raise RefusedError(f"the server refused this client: {notice.reason}")
+                log.info("the server says: %s", notice.reason)
+                raise _Finished
 
     def _answer(self, message: Message) -> None:
         start, failed = time.perf_counter(), flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
@@ -114,12 +118,6 @@ class _Session:
             log.exception("%s failed: %s", message.metadata.message_type, error)
             reply = Message(Error(failed, describe(error)), reply_to=message)
         self.connection.send(reply, time.perf_counter() - start)
-
-    def _act_on(self, notice: Notice) -> None:
-        if notice.kind == "refused":
-            raise RefusedError(f"the server refused this client: {notice.reason}")
-        log.info("the server says: %s", notice.reason)
-        raise _Finished
 
 
 def retries_of(link: Link) -> flower.RetryInvoker:

@@ -72,7 +72,12 @@ class Client:
         self.own: ModelSpec | None = None
         if settings.model is not None:
             self.own = ModelSpec.choose(settings.model, *about, self.task)
-            self._try_own(self.own)
+            with torch.random.fork_rng(devices=[]):
+                build_own(self.own)  # report now that it cannot run
+            try:
+                own_graph(self.own)
+            except ModelError as error:
+                log.warning("strategies that read the own model's graph (ghn) cannot use it: %s", _in_short(error))
 
     def adopt(self, text: str | None) -> None:
         """Read this client's table by the schema that the server hands out, or else by the user's; others stay.
@@ -107,15 +112,6 @@ class Client:
             raise RefusedError(
                 "the table does not fit the server's schema; the client's log says where", reason=Reason.UNFIT
             ) from None
-
-    def _try_own(self, own: ModelSpec) -> None:
-        """Check the own model early: a ModelError if it cannot run, a warning if it has no graph."""
-        with torch.random.fork_rng(devices=[]):
-            build_own(own)
-        try:
-            own_graph(own)
-        except ModelError as error:
-            log.warning("strategies that read the own model's graph (ghn) cannot use it: %s", _in_short(error))
 
     def task_for(self, name: str | None) -> Task:
         """Return the task that a run names, or that of the labels; RefusedError if the labels are not for it."""

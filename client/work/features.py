@@ -17,11 +17,7 @@ from hyperbloom.common.models.parts import features, untouched
 
 
 class Tail(nn.Module):
-    """The head of a network by itself, under the names that its parameters have in the network.
-
-    Shape:
-        features `(B, F)`; outputs as those of the network.
-    """
+    """The head of a network by itself, under its names there, from features `(B, F)` to the network's outputs."""
 
     def __init__(self, path: str, head: nn.Module, backbone: str) -> None:
         super().__init__()

@@ -102,7 +102,13 @@ def _train_chunk(tasks: Mapping[int, Task]) -> Results:
         return results
     clients, sgd = [tasks[index][0] for index in rows], order.sgd
     seeds, shared, personal, momenta = zip(*rows.values(), strict=True)
-    together = _stack(network, shared, personal, momenta)
+    # One row for each client: `(C, P)` and `(C, Q)`.
+    parts = Flat(network.shared.layout, torch.stack(shared)), Flat(network.personal.layout, torch.stack(personal))
+    if any(momentum is not None for momentum in momenta):
+        # A momentum of zeros has the same effect as None.
+        none = torch.zeros_like(network.personal.values)
+        parts[1].momentum = torch.stack([none if momentum is None else momentum for momentum in momenta])
+    together = Network(network.module, *parts)
     losses = attempt(_train_rows, network, together, clients, sgd, seeds)
     if isinstance(losses, Exception):
         return results | dict.fromkeys(rows, losses)
@@ -115,18 +121,6 @@ def _train_chunk(tasks: Mapping[int, Task]) -> Results:
             network.personal.momentum = together.personal.momentum[row].clone()
         results[index] = attempt(conclude, client, order, network, loss, seconds)
     return results
-
-
-def _stack(
-    network: Network, shared: tuple[Tensor, ...], personal: tuple[Tensor, ...], momenta: tuple[Tensor | None, ...]
-) -> Network:
-    """Return the network with vectors `(C, P)` and `(C, Q)`, one row for each client."""
-    parts = Flat(network.shared.layout, torch.stack(shared)), Flat(network.personal.layout, torch.stack(personal))
-    if any(momentum is not None for momentum in momenta):
-        # A momentum of zeros has the same effect as None.
-        none = torch.zeros_like(network.personal.values)
-        parts[1].momentum = torch.stack([none if momentum is None else momentum for momentum in momenta])
-    return Network(network.module, *parts)
 
 
 @enough_memory()

@@ -42,11 +42,7 @@ def missing(name: str, places: Sequence[Path], root: Path, how: str) -> DataErro
 
 
 def read_arrays(path: Path) -> dict[str, AnyArray]:
-    """Read all arrays of an `.npz` file.
-
-    Raises:
-        DataError: The file is corrupt, or holds pickled objects, which could run code.
-    """
+    """Read all arrays of an `.npz` file; DataError if it is corrupt, or holds pickles, which could run code."""
     try:
         # Open the file here, because numpy does not close it if the content is no archive.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:

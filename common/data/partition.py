@@ -175,13 +175,7 @@ def deal_dirichlet(pool: Pool, spec: DataSpec) -> Deal:
 
 
 def _drawn(wanted: Shares, stock: IntArray, rng: np.random.Generator) -> IntArray:
-    """Return the numbers of examples of each class that the clients draw, `(clients, classes)`.
-
-    Args:
-        wanted: `(clients, classes)`, each client's distribution.
-        stock: `(classes,)`, numbers of available examples.
-        rng: Source of the turns and of the draws.
-    """
+    """Return how many of the `stock` `(classes,)` each client draws by its distribution, both `(clients, classes)`."""
     left, total = stock.copy(), int(stock.sum())
     counts = np.zeros(wanted.shape, dtype=np.int64)
     turns = rng.permutation(np.arange(total, dtype=np.int64) % len(wanted))

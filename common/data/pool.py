@@ -31,11 +31,7 @@ class Block(Protocol):
 
 @dataclass(frozen=True)
 class ArrayBlock:
-    """Inputs in memory.
-
-    Args:
-        array: `(n, C, H, W)` or `(n, F)`.
-    """
+    """Inputs in memory, `(n, C, H, W)` or `(n, F)`."""
 
     array: AnyArray
 
@@ -116,9 +112,6 @@ class Pool:
 
     Args:
         name: Name in errors.
-        train: Training examples.
-        val: Validation examples.
-        test: Test examples.
         class_names: One name for each class, label or number.
         scaling: Scaling from stored numbers to inputs.
         owner_names: One name for each of the portions' `owners`, such as hospitals; empty if there are none.

@@ -71,11 +71,7 @@ def _pool(
 
 
 def read_cells(path: Path) -> Table:
-    """Read all cells of a CSV or Parquet file as text, stripped, by column.
-
-    Raises:
-        DataError: The file is missing or no such table, or has no rows.
-    """
+    """Read all cells of a CSV or Parquet file as stripped text, by column; DataError if it is no table with rows."""
     path = path.expanduser()
     if not path.is_file():
         raise DataError(f"{path}: expected a table, found none of this name; it is looked for from {Path.cwd()}")

@@ -32,11 +32,7 @@ class EncoderSpec:
 
 
 def build_encoder(spec: EncoderSpec) -> Encoder:
-    """Build an encoder with initial values from torch's global generator.
-
-    Raises:
-        ModelError: there is no encoder of this name, or the input shape or `dim` is not positive.
-    """
+    """Build an encoder from torch's global generator; ModelError for an unknown name, or a shape or `dim` below 1."""
     if spec.name not in ENCODERS:
         raise ModelError(f"encoder: expected one of {', '.join(sorted(ENCODERS))}, found {spec.name!r}")
     if spec.dim < 1 or not spec.input_shape or min(spec.input_shape) < 1:

@@ -89,10 +89,6 @@ class Graph:
                 raise ModelError(f"graph: expected one {kind} node, found {count}")
         if not self.order:
             raise ModelError("graph: expected a network with parameters, found none")
-        self._check_edges()
-        self._check_owners()
-
-    def _check_edges(self) -> None:
         for edge in self.edges:
             if not 0 <= min(edge) <= max(edge) < len(self.nodes):
                 raise ModelError(f"graph: edge {edge} leads to no node of {len(self.nodes)}")
@@ -100,8 +96,6 @@ class Graph:
             graphlib.TopologicalSorter(self.inputs).prepare()
         except graphlib.CycleError as error:
             raise ModelError(f"graph: expected no circle, found nodes {error.args[1][:6]}") from None
-
-    def _check_owners(self) -> None:
         owned = [(name, role, node.type) for node in self.nodes for role, name in node.parameters]
         names = [name for name, _, _ in owned]
         for name, role, layer in owned:

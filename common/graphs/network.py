@@ -223,11 +223,7 @@ class _MessagePassing(nn.Module):
 
 
 class _TypePart(nn.Module):
-    """The part of one layer type: its features, and its decoder if it has parameters.
-
-    Shape:
-        latents `(N, d)` to a tensor `(N, *layer.shape(role))` for each role.
-    """
+    """The part of one layer type: its features, and if it has parameters, a decoder to `(N, *layer.shape(role))`."""
 
     def __init__(self, layer: LayerType, settings: Settings, generator: torch.Generator | None) -> None:
         super().__init__()

@@ -71,7 +71,12 @@ def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) ->
         return build_from_factory(where, input_shape, num_classes)
     folder = Path(where).expanduser()
     config = _config(folder)
-    _check_weights(folder)
+    if not (folder / WEIGHTS).is_file() and not (folder / f"{WEIGHTS}.index.json").is_file():
+        pickles = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
+        if not pickles:
+            raise ModelError(f"--backbone: expected {folder / WEIGHTS}, found none")
+        how = _CONVERT.format(pickle=pickles[0], weights=folder / WEIGHTS)
+        raise ModelError(f"--backbone: {pickles[0]} is a pickle, which may run code; convert it once: {how}")
     try:
         if config.get("library") == "torchvision":
             from torchvision.models import get_model
@@ -80,7 +85,11 @@ def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) ->
         elif "model_type" in config:
             module = _transformer(folder, str(config["model_type"]), num_classes)
         else:
-            module = _timm(folder, config, input_shape, num_classes)
+            import timm
+
+            arguments = {"num_classes": num_classes, "in_chans": input_shape[0], "pretrained": False}
+            more = config.get("model_args") or {}
+            module = _filled(timm.create_model(config["architecture"], **arguments, **more), folder)
     except ImportError as error:
         raise ModelError(f"--backbone: {folder} needs {error.name}: pip install 'hyperbloom[backbone]'") from None
     except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -135,16 +144,6 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _check_weights(folder: Path) -> None:
-    if (folder / WEIGHTS).is_file() or (folder / f"{WEIGHTS}.index.json").is_file():
-        return
-    pickles = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
-    if not pickles:
-        raise ModelError(f"--backbone: expected {folder / WEIGHTS}, found none")
-    how = _CONVERT.format(pickle=pickles[0], weights=folder / WEIGHTS)
-    raise ModelError(f"--backbone: {pickles[0]} is a pickle, which may run code; convert it once: {how}")
-
-
 def _transformer(folder: Path, model_type: str, num_classes: int) -> nn.Module:
     import transformers
     from transformers.models.auto import modeling_auto as known
@@ -172,16 +171,6 @@ def _transformer(folder: Path, model_type: str, num_classes: int) -> nn.Module:
         if bars:
             log.enable_progress_bar()
     return Transformer(network, None if images else network.config.pad_token_id or 0)
-
-
-def _timm(folder: Path, config: dict[str, Any], input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    import timm
-
-    arguments = config.get("model_args") or {}
-    module = timm.create_model(
-        config["architecture"], pretrained=False, num_classes=num_classes, in_chans=input_shape[0], **arguments
-    )
-    return _filled(module, folder)
 
 
 def _filled(module: nn.Module, folder: Path) -> nn.Module:

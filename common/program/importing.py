@@ -22,12 +22,7 @@ def current_directory() -> Iterator[None]:
 
 
 def find_function(name: str, what: str, error: type[HyperbloomError]) -> Callable[..., object]:
-    """Import and return a function.
-
-    Args:
-        name: `package.module:function`.
-        what: description of the expected function for errors, such as 'a function without arguments'.
-        error: class of the error to raise.
+    """Import and return the function `package.module:function`; `what` describes the expected one in errors.
 
     Raises:
         error: the function cannot be imported, or is not callable.

@@ -10,11 +10,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def check_name(name: str, where: str) -> str:
-    """Check a client's name and return it; errors name its source `where`.
-
-    Raises:
-        ConfigError: the name is not valid.
-    """
+    """Check a client's name and return it; ConfigError, with its source `where`, if it is not valid."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{where}: expected 1 to 64 letters, digits, dots, hyphens and underscores, starting with a letter "

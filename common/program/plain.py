@@ -18,10 +18,7 @@ def is_loopback(host: str) -> bool:
 def check_insecure(where: str, host: str, times: int) -> None:
     """Refuse plain text over a network; ConfigError if the host is not on loopback, and --insecure was not given twice.
 
-    Args:
-        where: the flag that named the host.
-        host: name or address.
-        times: number of times that --insecure was given.
+    `where` is the flag that named the host, and `times` is how often --insecure was given.
     """
     if times == 1 and not is_loopback(host):
         raise ConfigError(

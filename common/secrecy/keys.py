@@ -61,11 +61,7 @@ def read_private_key(path: Path, where: str) -> ec.EllipticCurvePrivateKey:
 
 
 def check_private(path: Path, where: str) -> None:
-    """Check the file of a private key and its mode.
-
-    Raises:
-        ConfigError: there is no file, or everyone on the machine can use it.
-    """
+    """Check a private key's file; ConfigError if there is none, or everyone on the machine can use it."""
     if not path.is_file():
         raise ConfigError(f"{where}: expected a file, found none at {path}")
     mode = stat.S_IMODE(path.stat().st_mode)

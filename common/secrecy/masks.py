@@ -166,11 +166,7 @@ def public_key(private: X25519PrivateKey) -> bytes:
 
 
 def agree(private: X25519PrivateKey, public: bytes, purpose: str, digest: bytes) -> bytes:
-    """Return the 32-byte key that two clients share for one purpose in one round.
-
-    Raises:
-        WireError: the public key is invalid.
-    """
+    """Return the 32-byte key of two clients for one purpose in one round; WireError for an invalid public key."""
     try:
         shared = private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:

@@ -34,11 +34,7 @@ _AT_ONCE = 2**18  # numbers drawn at a time; each takes 64 random bytes
 
 
 def clip_norm(change: Tensor, norm: float) -> Tensor:
-    """Return a `(P,)` change as float64, scaled down to a norm of at most `norm`.
-
-    Raises:
-        WireError: the change is not finite.
-    """
+    """Return a `(P,)` change as float64, scaled to a norm of at most `norm`; WireError if it is not finite."""
     exact = change.detach().cpu().double()
     size = float(exact.norm())
     if not math.isfinite(size):

@@ -90,19 +90,9 @@ def _accuracy(confusion: Tensor) -> Tensor:
     return confusion.diagonal(dim1=-2, dim2=-1).sum(-1) / confusion.sum((-2, -1))
 
 
-def _recall(confusion: Tensor) -> Tensor:
-    """Mean recall of the classes that occur."""
-    return (confusion.diagonal(dim1=-2, dim2=-1) / confusion.sum(-1)).nanmean(-1)
-
-
 def _f1(confusion: Tensor) -> Tensor:
     """F1 of each class, which for pixels is Dice; undefined for a class that neither occurs nor is predicted."""
     return 2 * confusion.diagonal() / (confusion.sum(0) + confusion.sum(1))
-
-
-def _iou(confusion: Tensor) -> Tensor:
-    hits = confusion.diagonal()
-    return hits / (confusion.sum(0) + confusion.sum(1) - hits)
 
 
 def _r2(sums: Tensor) -> Tensor:
@@ -112,10 +102,12 @@ def _r2(sums: Tensor) -> Tensor:
 
 
 ACCURACY, LABEL_ACCURACY = Metric(_accuracy, mean=True), Metric(_accuracy)
-BALANCED_ACCURACY = Metric(_recall)
+# the mean recall of the classes that occur
+BALANCED_ACCURACY = Metric(lambda counts: (counts.diagonal(dim1=-2, dim2=-1) / counts.sum(-1)).nanmean(-1))
 MACRO_F1 = Metric(_f1)
 LABEL_F1 = Metric(lambda counts: 2 * counts[:, 1, 1] / (counts[:, 1].sum(1) + counts[:, :, 1].sum(1)))
-DICE, IOU = Metric(lambda counts: _f1(counts)[1:], first=1), Metric(lambda counts: _iou(counts)[1:], first=1)
+DICE = Metric(lambda counts: _f1(counts)[1:], first=1)
+IOU = Metric(lambda counts: (counts.diagonal() / (counts.sum(0) + counts.sum(1) - counts.diagonal()))[1:], first=1)
 MAE = Metric(lambda sums: sums[:, 1] / sums[:, 0], mean=True)
 RMSE = Metric(lambda sums: (sums[:, 2] / sums[:, 0]).sqrt())
 R2 = Metric(_r2)

@@ -107,11 +107,7 @@ def names(certificate: x509.Certificate) -> list[str]:
 
 
 def describe(folder: Path) -> list[str]:
-    """Return a line for each certificate of a folder: subject, validity and names.
-
-    Raises:
-        ConfigError: a file is missing or is not a certificate.
-    """
+    """Return a line for each certificate: subject, validity, names; ConfigError if one is missing, or is none."""
     files = Certificates(folder)
     lines = []
     for path in (files.ca, files.server):

@@ -40,11 +40,7 @@ SMALLEST_LIMIT = 16 * 2**20
 
 
 def largest_message() -> int:
-    """Return the most bytes of a message over the network: 512 MiB, or `$HYPERBLOOM_MESSAGE_MIB`.
-
-    Raises:
-        ConfigError: the variable is not a number from 1 to 2047.
-    """
+    """Return the most bytes of a message: 512 MiB, or `$HYPERBLOOM_MESSAGE_MIB`; ConfigError unless it is 1 to 2047."""
     text = os.environ.get(LARGEST_VARIABLE, "") or str(LARGEST_MIB)
     if not text.isdecimal() or not 1 <= int(text) <= 2047:
         raise ConfigError(f"{LARGEST_VARIABLE}: expected MiB from 1 to 2047, found {text!r}")

@@ -110,7 +110,6 @@ class _Once(logging.Filter):
         self._said: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to tell this line."""
         text, moment = record.getMessage(), time.monotonic()
         if moment - self._said.get(text, -AGAIN_AFTER_S) < AGAIN_AFTER_S:
             return False
@@ -128,7 +127,6 @@ class _Told(logging.Handler):
         self._file, self._tell = file, tell
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell a line."""
         self._tell(record.getMessage())
         _put(self._file, record.getMessage())
 

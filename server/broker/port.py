@@ -136,11 +136,7 @@ def _address(peer: str) -> str:
 
 @contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """Yield the socket of an open file descriptor, and leave it open.
-
-    Raises:
-        OSError: it is not a socket, or is closed by now.
-    """
+    """Yield the socket of an open file descriptor, and leave it open; OSError if it is none, or closed by now."""
     borrowed = socket.socket(fileno=descriptor)
     try:
         yield borrowed

@@ -62,33 +62,19 @@ class Fleet(flower.FleetServicer):
             self._replies[response.session_id] = Reply(len(response.objects_to_push))
             if len(self._replies) > MOST_REPLIES:  # the oldest was abandoned long ago
                 self._replies.pop(next(iter(self._replies)), None)
-            run_id = request.messages_list[0].metadata.run_id
-            self._unpack(enclosed, response, run_id, context)
+            run_id, session = request.messages_list[0].metadata.run_id, response.session_id
+            wanted = list(response.objects_to_push)
+            del response.objects_to_push[:]
+            for name in wanted:  # store enclosed objects as if each had been pushed by a call; name the others
+                if name not in enclosed:
+                    response.objects_to_push.append(name)
+                    continue
+                about = {"run_id": run_id, "session_id": session, "object_id": name}
+                self.PushObject(flower.PushObjectRequest(**about, object_content=enclosed.pop(name)), context)
         else:  # nothing to upload; Flower would keep the session until the run ends
             self.state._cleanup_push_session(response.session_id, cleanup_messages=False)
             self.state.came.set()
         return response
-
-    def _unpack(
-        self,
-        enclosed: dict[str, bytes],
-        response: flower.PushMessagesResponse,
-        run_id: int,
-        context: grpc.ServicerContext,
-    ) -> None:
-        """Store enclosed objects as if each had been pushed by a call; name those that were not enclosed."""
-        wanted = list(response.objects_to_push)
-        del response.objects_to_push[:]
-        for name in wanted:
-            if name not in enclosed:
-                response.objects_to_push.append(name)
-                continue
-            content = enclosed.pop(name)
-            session = response.session_id
-            self.PushObject(
-                flower.PushObjectRequest(run_id=run_id, session_id=session, object_id=name, object_content=content),
-                context,
-            )
 
     def PullObject(self, request: flower.PullObjectRequest, context: grpc.ServicerContext) -> flower.PullObjectResponse:
         """Return an object of an order, or a piece of the backbone."""

@@ -61,7 +61,6 @@ class _View(TerminalView):
     """The board of a cell's run, without a line for each client that joins."""
 
     def event(self, text: str) -> None:
-        """Show an event."""
         if not (isinstance(text, Event) and text.kind is Kind.JOINED):
             super().event(text)
 

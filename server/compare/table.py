@@ -29,11 +29,7 @@ Results = Mapping[str, Sequence[tuple[Cell, Course]]]
 
 
 def read_results(cells: Sequence[Cell]) -> dict[str, list[tuple[Cell, Course]]]:
-    """Return the results of the finished cells, by row.
-
-    Raises:
-        ConfigError: a file of a finished cell is missing or damaged.
-    """
+    """Return the results of the finished cells, by row; ConfigError if a file of one is missing or damaged."""
     results: dict[str, list[tuple[Cell, Course]]] = {}
     for cell in cells:
         if cell.finished:

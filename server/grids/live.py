@@ -68,11 +68,7 @@ class LiveGrid:
         self._activated: Mapping[int, str] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Push messages. The largest one decides how large a reply may be.
-
-        Raises:
-            ConfigError: a message is larger than the network's limit.
-        """
+        """Push messages, the largest of which limits replies; ConfigError if one is above the network's limit."""
         outgoing, most = list(messages), limits.largest_message()
         sizes = [_size(message) for message in outgoing]
         self._largest = max([self._largest, *sizes])

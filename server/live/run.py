@@ -112,11 +112,7 @@ def find_runs(folder: Path) -> dict[str, Path]:
 
 
 def how_far(folder: Path, as_json: bool) -> str:
-    """Return how far a run is: a line for each strategy that has begun, or all of it as JSON.
-
-    Raises:
-        ConfigError: the folder holds no run, or a file of it is damaged.
-    """
+    """Return a line for each strategy that has begun, or all as JSON; ConfigError for no run or a damaged file."""
     run = LiveRun(folder)
     run.look(float("inf"))
     if not as_json:

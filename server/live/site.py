@@ -101,7 +101,6 @@ class _Site:
         return _stream(lambda: panel.parts(1.0), request)
 
     async def report(self, request: Request) -> Response:
-        """Send a run's report."""
         folder = find_runs(self._folder).get(request.path_params["name"])
         if folder is None or not (folder / REPORT).is_file():
             raise HTTPException(404, "this run has no report yet")
@@ -168,9 +167,5 @@ def serve(folder: Path, address: str, say: Callable[[str], None]) -> None:
 
 
 def served_beside(folder: Path, address: str) -> AbstractContextManager[str]:
-    """Serve a run's live page in a child process; yield the line with its address.
-
-    Raises:
-        ConnectionFailed: the server cannot start; the message is its own.
-    """
+    """Serve a run's live page in a child process; yield the line with its address; errors as in `serve_in_child`."""
     return serve_in_child(["hyperbloom.server", "watch", str(folder)], address)

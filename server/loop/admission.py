@@ -139,11 +139,7 @@ class Admission:
 def check_introduction(
     about: Introduction, config: RunConfig, algorithm: Algorithm, setting: Setting | None
 ) -> Setting:
-    """Return the run's setting, or the one that this client decides if it is the first.
-
-    Raises:
-        RefusedError: the client does not fit.
-    """
+    """Return the run's setting, which the first client may decide; RefusedError if this one does not fit."""
     input_shape = setting.spec.input_shape if setting else config.input_shape
     num_classes = setting.spec.num_classes if setting else config.num_classes
     named = setting.task.spec.name if setting else None if config.task == AUTO else config.task

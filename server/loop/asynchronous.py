@@ -81,7 +81,6 @@ class _Loop:
         self._failed: set[int] = set()  # rows whose last reply was useless; cleared when a reply is applied
 
     def run(self) -> Selection:
-        """Run all rounds."""
         late, first = self.federation.late, max(self.done.round, 0) + 1
         if first > 1 and (first - 1) % self.config.eval_every == 0:
             self._ask_for_evaluation(first - 1, self.done.elapsed)  # its checkpoint precedes this evaluation
@@ -132,21 +131,17 @@ class _Loop:
             candidates = [client for client in candidates if client.row not in self._failed]
         clients = draw(self.config.seed, self._draws + 1, places, candidates)
         if not clients:
-            self._wait_for_trainable()
+            waits = not self._written and not self._pending
+            if waits and time.perf_counter() - self._handed_out > self.config.join_timeout_s:
+                raise CohortError(
+                    f"{NONE_TRAINS}, and no other came within {self.config.join_timeout_s:.0f} s. "
+                    "With options.freeze start novel clients"
+                )
             return
         self._draws, self._handed_out = self._draws + 1, time.perf_counter()
         ask = self.of.protection.training(self.of.turn(self._draws, clients).training(clients))
         for letter in self.director.send(ask, clients, self.outcome):
             self._written[letter.id] = _Written(ask, letter, self._applied)
-
-    def _wait_for_trainable(self) -> None:
-        """Raise a CohortError if no idle client can train and no other has come within `join_timeout_s`."""
-        waits = not self._written and not self._pending
-        if waits and time.perf_counter() - self._handed_out > self.config.join_timeout_s:
-            raise CohortError(
-                f"{NONE_TRAINS}, and no other came within {self.config.join_timeout_s:.0f} s. "
-                "With options.freeze start novel clients"
-            )
 
     def _take_in(self) -> bool:
         """Process the replies that have arrived; return whether there were any."""

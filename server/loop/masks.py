@@ -235,16 +235,14 @@ class _MaskedTraining:
         if len(result.shares) != len(self.dealt):
             raise WireError(f"shares: expected {len(self.dealt)}, found {len(result.shares)}")
         place = self.place[holder.row]
-        for dealer, share in zip(self.dealt, result.shares, strict=True):
-            purpose, digests = self._digests(dealer)
+        for (dealer, dealt), share in zip(self.dealt.items(), result.shares, strict=True):
+            is_dead = dealer in self.dead
+            purpose, digests = ("key", dealt.key_shares) if is_dead else ("secret", dealt.secret_shares)
             if share and (
-                len(share) != protocol.SHARE_BYTES or protocol.commit(share, purpose, self.digest) != digests[place]
+                len(share) != protocol.SHARE_BYTES
+                or protocol.commit(share, f"share of {purpose}", self.digest) != digests[place]
             ):
                 raise WireError("shares: expected those that it was dealt, found another")
-
-    def _digests(self, dealer: int) -> tuple[str, tuple[bytes, ...]]:
-        dealt = self.dealt[dealer]
-        return ("share of key", dealt.key_shares) if dealer in self.dead else ("share of secret", dealt.secret_shares)
 
     def _unmask(self, total: protocol.Words, revealed: Mapping[int, wire.UnmaskResult]) -> None:
         """Remove from `total` the survivors' own masks, and the pair masks that survivors share with the dead."""

@@ -124,10 +124,7 @@ class Roster:
         return self._clients.get(name)
 
     def admit(self, node_id: int, about: Introduction) -> tuple[Client, int | None]:
-        """Put a client on a node.
-
-        Returns:
-            the client, and its previous node if it has moved.
+        """Put a client on a node; return it, and its previous node if it has moved.
 
         Raises:
             RefusedError: the name belongs to a client with another secret.

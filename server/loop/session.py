@@ -191,11 +191,7 @@ class Session:
 
 
 def greeting_of(algorithm: Algorithm) -> Greeting:
-    """Return the questions that an algorithm has for new clients, and the schema of their tables.
-
-    Raises:
-        ConfigError: the schema cannot be read.
-    """
+    """Return an algorithm's questions for new clients, and their tables' schema; ConfigError if that is unreadable."""
     asks = None if algorithm.own_models == "no" else algorithm.asks
     task = None if algorithm.config.task == AUTO else algorithm.config.task
     path = algorithm.config.data.schema_file

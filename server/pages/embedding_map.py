@@ -18,11 +18,7 @@ Points = npt.NDArray[np.float64]
 
 
 def read_embeddings(path: Path) -> Points | None:
-    """Return the embeddings `(clients, k)` in a server's state, or None if there is no state or it has none.
-
-    Raises:
-        ConfigError: the file is damaged.
-    """
+    """Return the embeddings `(clients, k)` in a server's state, None if it has none; ConfigError if it is damaged."""
     if not path.exists():
         return None
     try:

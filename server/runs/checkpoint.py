@@ -116,11 +116,7 @@ def has_begun(folder: Path) -> bool:
 
 
 def begun_as(config: RunConfig, folder: Path, setting: str) -> bool:
-    """Return whether the run has begun in `folder`; `setting` names the folder in errors.
-
-    Raises:
-        ConfigError: another run has begun there.
-    """
+    """Return whether the run has begun in `folder`; ConfigError, naming `setting`, if another one has."""
     if not has_begun(folder):
         return False
     if load_run_config(folder / "config.yaml", {}) != config:

@@ -175,7 +175,6 @@ class RunFolder(Listener):
         write_json(self.path / "privacy.json", {**privacy.model_dump(), "clients": clients})
 
     def _read_spent(self) -> None:
-        """Read the releases counted so far."""
         path, privacy = self.path / "privacy.json", self.config.privacy
         if privacy.where == "none":
             return

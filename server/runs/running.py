@@ -108,13 +108,10 @@ def run_federation(
     grid: Grid | None = None,
     more: Sequence[Listener] = (),
 ) -> Path:
-    """Run a federation in its folder, and show it on a terminal.
+    """Run a federation in its folder, which is returned, and show it on a terminal.
 
     `run_dir` is the folder of a new run (None: a default one; `anew`: with the files of a run that never began), and
     `resume` that of a run to continue. `grid` is of somebody else's SuperLink, whose nodes are the clients.
-
-    Returns:
-        the run folder.
 
     Raises:
         HyperbloomError: the run failed, or the disk is full.

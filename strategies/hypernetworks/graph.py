@@ -28,11 +28,7 @@ def average_parts(replies: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict
 
     The paper averages the copies of all clients. A part would then be held back by clients that never used it.
 
-    Args:
-        replies: for each client, its number of examples (above zero) and the flat parts that it trained.
-
-    Returns:
-        the parts that at least one client trained.
+    `replies` has for each client its number of examples (above zero) and the flat parts that it trained.
     """
     sums: dict[str, Tensor] = {}
     weights: dict[str, float] = {}

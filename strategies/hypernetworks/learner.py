@@ -21,7 +21,7 @@ Hypernetwork = MLPHypernetwork | ChunkedHypernetwork
 """A module from descriptors `(C, k)` and a size to weights `(C, P)`, with the Gram matrix of its heads' inputs."""
 
 
-UpdateRule = Literal["proximal", "mean", "sequential"]
+UpdateRule = Literal["proximal", "mean"]
 
 TRUNK_LIMIT = 10
 """Most replies whose trunk gradients are summed in full. A sum of 50 diverged where one of 10 trained well."""
@@ -113,27 +113,20 @@ class HypernetworkLearner:
     def update(self, replies: Sequence[Reply], rule: UpdateRule) -> None:
         """Learn from a cohort.
 
-        With one reply, all rules are the paper's step. With more,
+        With one reply, both rules are the paper's step. With more,
         * `proximal` takes one step on the sum, after removing what the replies have in common. Its rate and momentum
           make each reply count as much as with one client per round (see `_proximal`);
-        * `mean` takes one step on the mean gradient;
-        * `sequential` takes one step per reply, in order, with the deltas as sent.
+        * `mean` takes one step on the mean gradient.
         """
-        if not replies:
-            return
-        if rule == "proximal" and len(replies) > 1:
+        if len(replies) == 1:
+            self._backward(replies[0], -replies[0].delta)
+            self._step([replies[0].row])
+        elif replies and rule == "proximal":
             self._proximal(replies)
-        elif rule in ("proximal", "mean"):
+        elif replies:
             for _, group in by_size(replies):
-                if len(replies) == 1:
-                    self._backward(replies[0], -replies[0].delta)
-                else:
-                    self._backward_mixed(group, lambda gram: torch.eye(len(gram)).to(gram) / len(replies))
+                self._backward_mixed(group, lambda gram: torch.eye(len(gram)).to(gram) / len(replies))
             self._step([reply.row for reply in replies])
-        else:
-            for reply in replies:
-                self._backward(reply, -reply.delta)
-                self._step([reply.row])
 
     def update_asynchronously(self, reply: Reply, overlap: Sequence[Reply]) -> None:
         """Learn from one late reply; `overlap` holds the replies that were applied since its order was written.
@@ -241,7 +234,11 @@ class HypernetworkLearner:
                 # size joins a cohort for the first time. Zero momentum is the same as none.
                 if self.optimizer.state[parameter].get("momentum_buffer") is None:
                     self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        set_worth(self.optimizer, worth)
+        momentum = self.optimizer.defaults["momentum"]
+        # The step gets the effect of `worth` steps on one gradient, with as much decay of momentum.
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * (1 - momentum**worth) / (1 - momentum)
+            group["momentum"] = momentum**worth
         if self.sparse:
             self._step_rows(rows)
         else:
@@ -286,14 +283,6 @@ class HypernetworkLearner:
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.hypernetwork.named_parameters()
         yield "embeddings", self.table.weight
-
-
-def set_worth(optimizer: torch.optim.SGD, worth: int) -> None:
-    """Give the next step the effect of `worth` steps on one gradient, with as much decay of momentum."""
-    momentum = optimizer.defaults["momentum"]
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * (1 - momentum**worth) / (1 - momentum)
-        group["momentum"] = momentum**worth
 
 
 def by_size(replies: Sequence[Reply]) -> Iterator[tuple[str, list[Reply]]]:

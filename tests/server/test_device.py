@@ -27,7 +27,7 @@ ACROSS = (aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten._in
 GRAPHS = {"latent": 8, "hidden": 4, "refine_epochs": 0}
 
 RUNS: dict[str, dict[str, Any]] = {
-    **{rule: {"options": {"hidden_dim": 8, "update": rule}} for rule in ("proximal", "mean", "sequential")},
+    **{rule: {"options": {"hidden_dim": 8, "update": rule}} for rule in ("proximal", "mean")},
     "chunked": {"options": {"hypernetwork": "chunked", "chunk": 100, "hidden_dim": 8}},
     "linear": {"strategy": "figures.linear:PFedHNLinear"},
     "sparse": {"options": {"hidden_dim": 8, "embeddings": "sparse"}},

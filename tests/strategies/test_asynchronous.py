@@ -62,7 +62,7 @@ def test_a_reply_that_overlaps_with_none_of_its_size_is_the_papers_step_to_the_b
         others = [reply(made, row, size, seed=50) for row, size in enumerate(overlap, start=1)]
         one = reply(made, number, seed=number)
         made.update_asynchronously(one, others)
-        paper.update([one], "sequential")
+        paper.update([one], "mean")
         assert_same(made.state(), paper.state())
 
 

@@ -179,7 +179,7 @@ def test_a_cohort_in_chunks_learns_what_it_learns_at_once(
             torch.testing.assert_close(parts.state()[name], value, rtol=0, atol=1e-12)
     # Clients of size S are a third as large: three of them fit where one of M does.
     pieces = {1: [1, 1, 1, 1, 1, 2], 2: [2, 2, 1, 2], 3: [3, 2, 2]}[clients_at_once]
-    assert at_once == (3 * 7 * [1] if rule == "sequential" else 3 * pieces)
+    assert at_once == 3 * pieces
 
 
 def test_the_state_of_a_chunked_hypernetwork_is_all_there_is_to_it() -> None:

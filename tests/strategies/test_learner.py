@@ -26,8 +26,7 @@ from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Rep
 from tests.strategies.conftest import assert_same
 from tests.strategies.reference import LocalSGD, PlainHypernetwork, PlainPFedHN
 
-RULES: tuple[UpdateRule, ...] = ("mean", "sequential")  # test_proximal.py has the third
-RULES_FOR_ONE: tuple[UpdateRule, ...] = get_args(UpdateRule)  # with one client a round they are all the paper's
+RULES: tuple[UpdateRule, ...] = get_args(UpdateRule)  # with one client a round both are the paper's
 DIM, HIDDEN = 3, 8
 NUMBERS: dict[str, Any] = {
     "learning_rate": 0.2,
@@ -135,19 +134,15 @@ class Formula:
             rate = self.embedding_learning_rate if name == "embeddings" else self.learning_rate
             parameter.sub_(rate * self.buffers[name])
 
-    def apply(self, replies: Sequence[Reply], rule: UpdateRule) -> None:
-        """Apply a cohort's replies as the rule says."""
-        if rule == "mean":
-            total: dict[str, Tensor | None] = dict.fromkeys(self.parameters)
-            for each in replies:
-                for name, part in self.gradient(each.row, each.size, -each.delta).items():
-                    if part is not None:
-                        so_far = total[name]
-                        total[name] = part if so_far is None else so_far + part
-            self.step({name: g if g is None else g / len(replies) for name, g in total.items()})
-            return
+    def apply(self, replies: Sequence[Reply]) -> None:
+        """Take one step on the mean gradient."""
+        total: dict[str, Tensor | None] = dict.fromkeys(self.parameters)
         for each in replies:
-            self.step(self.gradient(each.row, each.size, -each.delta))
+            for name, part in self.gradient(each.row, each.size, -each.delta).items():
+                if part is not None:
+                    so_far = total[name]
+                    total[name] = part if so_far is None else so_far + part
+        self.step({name: g if g is None else g / len(replies) for name, g in total.items()})
 
     def state(self) -> dict[str, Tensor]:
         """Return parameters and momentum under the learner's names."""
@@ -170,7 +165,7 @@ def assert_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], ato
 # ---------------------------------------------------------------------- one step is one gradient step of the whole
 
 
-@pytest.mark.parametrize("rule", RULES_FOR_ONE)
+@pytest.mark.parametrize("rule", RULES)
 def test_one_step_is_autograd_through_client_and_hypernetwork(rule: UpdateRule) -> None:
     eta, rate, embedding_rate = 0.05, 0.3, 0.7
     made = learner(learning_rate=rate, embedding_learning_rate=embedding_rate, **STILL)
@@ -192,7 +187,7 @@ def test_one_step_is_autograd_through_client_and_hypernetwork(rule: UpdateRule) 
     assert max(float(slope.abs().max()) for slope in expected) > 1e-2
 
 
-@pytest.mark.parametrize("rule", RULES_FOR_ONE)
+@pytest.mark.parametrize("rule", RULES)
 def test_one_step_is_the_slope_by_finite_differences(rule: UpdateRule) -> None:
     eta, rate, h = 0.05, 0.3, 1e-5
     made = learner(learning_rate=rate, **STILL)
@@ -303,7 +298,7 @@ class DoubleExamples(Examples):
 @pytest.mark.parametrize(
     ("server_clip", "local_clip", "embedding_rate"), [(50.0, 50.0, None), (0.02, 0.3, None), (50.0, 50.0, 0.2)]
 )
-@pytest.mark.parametrize("rule", RULES_FOR_ONE)
+@pytest.mark.parametrize("rule", RULES)
 def test_one_client_a_round_is_the_authors_loop(
     rule: UpdateRule, server_clip: float, local_clip: float, embedding_rate: float | None
 ) -> None:
@@ -361,21 +356,20 @@ def _momentum_and_start(made: HypernetworkLearner) -> list[tuple[Tensor, Tensor]
 @pytest.mark.parametrize("clip", [50.0, 0.05])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 @pytest.mark.parametrize("sizes", ["MMM", "SMS"])
-@pytest.mark.parametrize("rule", RULES)
-def test_cohorts_follow_the_formula_of_their_rule(rule: UpdateRule, sizes: str, momentum: float, clip: float) -> None:
+def test_cohorts_follow_the_formula_of_the_mean(sizes: str, momentum: float, clip: float) -> None:
     numbers = NUMBERS | {"momentum": momentum, "clip": clip}
     made = learner(4, **numbers)
     formula = formula_of(made, **numbers)
     for number, rows in enumerate([(0, 1, 3), (1, 2, 3), (0, 2, 3)]):
         replies = replies_to(made, rows, sizes, seed=number)
-        made.update(replies, rule)
-        formula.apply(replies, rule)
+        made.update(replies, "mean")
+        formula.apply(replies)
     assert_near(made.state(), formula.state(), 1e-12)
 
 
 def test_the_rules_differ_on_a_cohort_and_agree_on_one_client() -> None:
     states: dict[int, list[dict[str, Tensor]]] = {1: [], 3: []}
-    for rule in RULES_FOR_ONE:
+    for rule in RULES:
         for cohort, collected in states.items():
             made = learner(learning_rate=0.2)
             made.update(replies_to(made, range(cohort), "MMM"[:cohort]), rule)
@@ -386,23 +380,21 @@ def test_the_rules_differ_on_a_cohort_and_agree_on_one_client() -> None:
         assert float((one["embeddings"] - two["embeddings"]).abs().max()) > 1e-4
 
 
-def test_mean_does_not_depend_on_the_order_of_replies_and_sequential_does() -> None:
-    found: dict[UpdateRule, list[Tensor]] = {"mean": [], "sequential": []}
-    for rule, embeddings in found.items():
-        for order in ((0, 1, 2), (2, 0, 1)):
-            made = learner(learning_rate=0.2)
-            replies = replies_to(made, range(3), "MMM")
-            made.update([replies[i] for i in order], rule)
-            embeddings.append(made.table.weight.detach().clone())
-    torch.testing.assert_close(*found["mean"], rtol=0, atol=1e-14)
-    assert float((found["sequential"][0] - found["sequential"][1]).abs().max()) > 1e-4
+def test_mean_does_not_depend_on_the_order_of_replies() -> None:
+    found = []
+    for order in ((0, 1, 2), (2, 0, 1)):
+        made = learner(learning_rate=0.2)
+        replies = replies_to(made, range(3), "MMM")
+        made.update([replies[i] for i in order], "mean")
+        found.append(made.table.weight.detach().clone())
+    torch.testing.assert_close(*found, rtol=0, atol=1e-14)
 
 
 def test_an_empty_cohort_changes_nothing() -> None:
     made = learner()
     made.update([reply(made, 0)], "mean")
     before = snapshot(made)
-    for rule in RULES_FOR_ONE:
+    for rule in RULES:
         made.update([], rule)
     assert_same(before, made.state())
 
@@ -425,14 +417,14 @@ def test_clients_of_one_size_leave_the_other_heads_and_their_momentum_alone() ->
     assert sum(".M." in name and name.startswith("momentum.") for name in before) == 2
 
 
-@pytest.mark.parametrize("rule", RULES_FOR_ONE)
+@pytest.mark.parametrize("rule", RULES)
 def test_sizes_may_meet_one_at_a_time(rule: UpdateRule) -> None:
     made = learner(**NUMBERS)
     formula = formula_of(made, **NUMBERS)
     for row, size in ((0, "S"), (1, "M"), (0, "S"), (2, "L"), (1, "M")):
         replies = [reply(made, row, size)]
         made.update(replies, rule)
-        formula.apply(replies, rule)
+        formula.apply(replies)
     assert_near(made.state(), formula.state(), 1e-12)
 
 
@@ -523,7 +515,7 @@ def normalised_weights(of: HypernetworkLearner, row: int, size: str) -> tuple[di
     return leaves, v, torch.cat(parts)
 
 
-@pytest.mark.parametrize("rule", RULES_FOR_ONE)
+@pytest.mark.parametrize("rule", RULES)
 def test_spectral_norm_differentiates_the_weights_that_were_sent(rule: UpdateRule) -> None:
     made = learner(spectral_norm=True, learning_rate=0.3, **STILL)
     for number in range(3):  # so that power iterations lag behind the weights
@@ -597,7 +589,7 @@ def test_spectral_norms_stay_near_one_while_training() -> None:
 # ---------------------------------------------------------------------- novel clients, given descriptors
 
 
-@pytest.mark.parametrize("rule", RULES_FOR_ONE)
+@pytest.mark.parametrize("rule", RULES)
 def test_a_frozen_hypernetwork_moves_only_the_rows_of_the_cohort(rule: UpdateRule) -> None:
     base = learner()
     for number in range(3):
@@ -624,7 +616,7 @@ def _hypernetwork(of: HypernetworkLearner) -> dict[str, Tensor]:
 def test_a_frozen_hypernetwork_with_spectral_norm_writes_the_same_for_the_others() -> None:
     made = learner(spectral_norm=True, freeze=True, learning_rate=0.2)
     before, known, novel = _hypernetwork(made), made.generate([0], "M"), made.generate([2], "M")
-    for rule in RULES_FOR_ONE:
+    for rule in RULES:
         made.update([reply(made, 2)], rule)
     assert_same(_hypernetwork(made), before)  # the vectors of the power iterations are among it
     assert torch.equal(made.generate([0], "M"), known)
@@ -684,7 +676,7 @@ def test_a_late_client_changes_nobodys_row_or_momentum() -> None:
     for number in range(2):
         replies = replies_to(made, (1, 3), "MM", seed=number)
         made.update(replies, "mean")
-        formula.apply(replies, "mean")
+        formula.apply(replies)
     assert_near(made.state(), formula.state(), 1e-12)
 
 

@@ -21,13 +21,13 @@ LENGTH = sum(torch.Size(shape).numel() for shape in SHAPES.values())
 
 
 def config(**changes: Any) -> RunConfig:
-    """Return a run in which each answer is learned from by itself, in order of rows."""
+    """Return a run in which the mean of the answers is learned from."""
     values: dict[str, Any] = {
         "clients": 3,
         "cohort": 3,
         "rounds": 5,
         "sizes": ("S",),
-        "options": {"hidden_dim": 8, "learning_rate": 0.1, "update": "sequential", "start": "hypernetwork"},
+        "options": {"hidden_dim": 8, "learning_rate": 0.1, "update": "mean", "start": "hypernetwork"},
     }
     return RunConfig(**(values | changes))
 
@@ -107,6 +107,6 @@ def state_after(deltas: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the state of a server whose learner was given these changes directly, in order of rows."""
     made = joined(config(), *map(introduction, NAMES))
     replies = [Reply(NAMES.index(name), "S", delta) for name, delta in deltas.items()]
-    made.learner.update(replies, "sequential")
+    made.learner.update(replies, "mean")
     state: dict[str, Tensor] = made.state()
     return state
