@@ -30,16 +30,17 @@ from hyperbloom.common.wire.weights import LARGEST_NORM
 
 
 def encode_with_feedback(
-    codec: Codec, state: ClientState, scope: Scope, layout: Layout, delta: Tensor, bounded: bool
+    codec: Codec, state: ClientState, scope: Scope, layout: Layout, delta: Tensor, bounded: bool, noise: str = ""
 ) -> bytes:
     """Encode a change plus the residual of earlier rounds, and keep the new residual on the disk.
 
-    With `bounded`, the new residual is scaled down to at most the norm of the change `(P,)`.
+    With `bounded`, the new residual is scaled down to at most the norm of the change `(P,)`. `noise` says which noise
+    covers the change: a residual under less of it would uncover it.
 
     Raises:
         HyperbloomError: the change is not finite or too large, and the residual was deleted; or the disk is full.
     """
-    owed = state.load_residual(scope, layout)
+    owed = state.load_residual(scope, layout, noise)
     total = delta if owed is None else delta + owed
     norm = float(total.double().norm())
     if not norm <= LARGEST_NORM:
@@ -52,5 +53,5 @@ def encode_with_feedback(
     size, limit = (float(values.double().norm()) for values in (lost, delta))
     if bounded and size > limit:
         lost = lost * (limit / size)
-    state.save_residual(scope, layout, lost)
+    state.save_residual(scope, layout, lost, noise)
     return encoded

@@ -75,8 +75,8 @@ class Releases:
                 reason=Reason.FORBIDDEN,
             )
 
-    def spend(self, kind: Kind) -> None:
-        """Count one release before it is sent.
+    def spend(self, kind: Kind, count: int = 1) -> None:
+        """Count so many releases before they are sent.
 
         Raises:
             HyperbloomError: the bound is reached, or the ledger is damaged.
@@ -93,13 +93,13 @@ class Releases:
         try:
             with locked(self.path):
                 counts = self._read()
-                if counts[kind] >= most:
+                if counts[kind] + count > most:
                     raise HyperbloomError(
                         f"the client has sent {counts[kind]} {kind} that are made of its training examples; its user "
                         f"allows {most} ({_FLAGS[kind]})",
                         reason=Reason.FORBIDDEN,
                     )
-                counts[kind] += 1
+                counts[kind] += count
                 write_json(self.path, counts, mode=0o600)
         except OSError as error:
             raise ConfigError(f"--state-dir: cannot count what leaves: {error.strerror or error}") from None

@@ -158,23 +158,26 @@ class ClientState:
         with _disk():
             self._personal(scope.run_id).write(tensors, {"layout": layout.digest}, scope)
 
-    def load_residual(self, scope: Scope, layout: Layout) -> Tensor | None:
-        """Return the `(P,)` residual of compression for this run, or None if there is none that fits.
+    def load_residual(self, scope: Scope, layout: Layout, noise: str = "") -> Tensor | None:
+        """Return the `(P,)` residual of compression for this run and its `noise`, or None if there is none that fits.
 
-        Unlike the personal part the residual is optional, so an unreadable file counts as none.
+        Unlike the personal part the residual is optional, so an unreadable file counts as none. If the last one is
+        gone, or another run's, an earlier one has been sent since.
         """
+        metadata = {"run": scope.run_id, "layout": layout.digest, "noise": noise}
         try:
-            path = self._residual(scope.run_id).find(scope)
+            last = _has(self.residual_path, metadata)
+            path = self._residual(scope.run_id).find(scope) if last else None
         except (SafetensorError, OSError, ValueError):
             return None
-        tensors = path and _read_known(path, {"run": scope.run_id, "layout": layout.digest})
+        tensors = path and _read_known(path, metadata)
         values = tensors.get("values") if tensors else None
         return values if values is not None and values.shape == (layout.numel,) else None
 
-    def save_residual(self, scope: Scope, layout: Layout, values: Tensor) -> None:
+    def save_residual(self, scope: Scope, layout: Layout, values: Tensor, noise: str = "") -> None:
         """Write the `(P,)` residual for this run in place of any other; HyperbloomError if it cannot be written."""
         with _disk():
-            metadata = {"run": scope.run_id, "layout": layout.digest}
+            metadata = {"run": scope.run_id, "layout": layout.digest, "noise": noise}
             self._residual(scope.run_id).write({"values": values}, metadata, scope)
 
     def forget_earlier(self, run_id: str) -> None:
@@ -225,11 +228,7 @@ class ClientState:
 
     def has_reference(self, digest: str) -> bool:
         """Return whether the reference set with this digest is here, without reading its inputs."""
-        try:
-            with safetensors.safe_open(self._reference_path, framework="pt") as file:
-                return bool(file.metadata() == {"digest": digest})
-        except (SafetensorError, OSError):
-            return False
+        return _has(self._reference_path, {"digest": digest})
 
     def _personal(self, run_id: str) -> Versioned:
         return Versioned(self._personal_path(run_id), self._earlier, run_id)
@@ -245,6 +244,15 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return metadata and tensors of a file; SafetensorError or OSError if it cannot be read."""
     with safetensors.safe_open(path, framework="pt") as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _has(path: Path, metadata: Mapping[str, str]) -> bool:
+    """Return whether there is a readable file with exactly these metadata, without reading its tensors."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return bool(file.metadata() == metadata)
+    except (SafetensorError, OSError):
+        return False
 
 
 def _read_known(path: Path, metadata: Mapping[str, str]) -> dict[str, Tensor] | None:

@@ -61,7 +61,7 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
     count_score(client, order, loaded_network(client, order.target, order.weights).module)
     told = gain if client.settings.disclose_gain else None
     if told is not None:
-        client.releases.spend("scores")
+        client.releases.spend("scores", len(told.models))
     return CompareResult(trials["personal"].val, trials["personal"].test, gain=told)
 
 

@@ -37,10 +37,19 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
 
     Raises:
         RefusedError: the server chooses the model of all clients, and this one has its own, or the table does not fit
-            the server's schema.
+            the server's schema, or nobody has one but this client, whose user does not disclose what it would say.
         HyperbloomError: the own model failed.
     """
     client.adopt(greeting.schema)
+    settings, schema = client.settings, client.schema
+    proposed = schema is not None and settings.data.is_table and settings.source.schema is None
+    discloses = settings.disclose_moments and settings.moments_noise is None
+    if proposed and not discloses and schema and not schema.text_column:  # that of texts has no numbers and few words
+        raise RefusedError(
+            "the server has no schema, and one that is proposed from this table would tell its means and words; write "
+            "one with `flower-client schema`, read it, and join with --schema, or with --disclose-moments to tell it",
+            reason=Reason.UNFIT,
+        )
     with client.hide_own_model():
         types, graph = describe_model(client.own, client.settings.disclose, greeting.asks)
     reference, task = greeting.reference, client.task_for(greeting.task)

@@ -83,7 +83,7 @@ def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, se
     network.holds = None  # when several train at once, an earlier one has set it
     hidden = order.noise is not None or order.quiet or client.releases.bounded
     if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
-        shown = "" if hidden else f" (loss {loss})"  # it depends on training examples
+        shown = "" if hidden or isinstance(order, MaskedOrder) else f" (loss {loss})"  # it depends on the examples
         raise HyperbloomError(f"training diverged{shown}; lower local.learning_rate", reason=Reason.DIVERGED)
     keep_personal(client, order.scope, network)
     reply, encoded = None, None
@@ -95,8 +95,10 @@ def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, se
         if order.codec is None:
             reply = Weights(layout, trained - sent if order.reply == "delta" else trained.clone())
         else:
-            bounded = order.reply == "delta"
-            encoded = encode_with_feedback(order.codec, client.state, order.scope, layout, trained - sent, bounded)
+            bounded, change = order.reply == "delta", trained - sent
+            encoded = encode_with_feedback(
+                order.codec, client.state, order.scope, layout, change, bounded, str(order.noise)
+            )
     # A masked order without noise includes the loss, because the server sees only the sum.
     told = not hidden or (isinstance(order, MaskedOrder) and order.noise is None)
     return TrainResult(seconds, reply, loss if told else None, encoded)

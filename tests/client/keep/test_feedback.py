@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,27 @@ def test_a_damaged_file_is_as_good_as_none(state: ClientState, content: bytes) -
     fresh = send(state, "int8", delta)
     (state.folder / "residual.safetensors").write_bytes(content)
     assert torch.equal(send(state, "int8", delta), fresh)
+
+
+@pytest.mark.parametrize("spoiled", [True, False])
+def test_a_residual_that_was_sent_since_does_not_come_back(state: ClientState, spoiled: bool) -> None:
+    """A version is kept for a checkpoint. The newest one goes: by a change that diverges, or by another run."""
+    delta, codec_ = changes(1)[0], codec("top-k:0.1")
+    for number in (1, 2):
+        scope = Scope("run", number, 0, resume_points=(1,)[: number - 1])
+        encode_with_feedback(codec_, state, scope, LAYOUT, delta, bounded=False)
+    assert list((state.folder / "earlier").iterdir())
+    if spoiled:
+        with suppress(HyperbloomError):
+            encode_with_feedback(codec_, state, Scope("run", 3, 0, (1,)), LAYOUT, delta * torch.nan, bounded=False)
+    else:
+        encode_with_feedback(codec_, state, Scope("other", 1, 0), LAYOUT, delta, bounded=False)
+    assert state.load_residual(Scope("run", 4, 0, (1,)), LAYOUT) is None
+
+
+def test_a_residual_without_noise_is_not_added_to_a_noisy_change(state: ClientState) -> None:
+    delta, scope = changes(1)[0], Scope("run", 1, 0)
+    encode_with_feedback(codec("top-k:0.1"), state, scope, LAYOUT, delta, False, str(None))
+    assert state.load_residual(scope, LAYOUT, str(None)) is not None
+    noisy = encode_with_feedback(codec("top-k:0.1"), state, scope, LAYOUT, 1e-6 * delta, False, "Noise(1e-6, 8)")
+    assert float(codec("top-k:0.1").decode(noisy, LAYOUT).norm()) < 1e-5 * float(delta.norm())

@@ -205,3 +205,25 @@ def test_moments_count_as_changes_and_few_values_have_none(tmp_path: Path) -> No
     assert json.loads((tmp_path / "a" / "releases.json").read_text())["changes"] == 1
     with pytest.raises(HyperbloomError, match="its user allows 1"):
         told(wide.replace('"number"', '"number", "missing": ["1"]'), "a")
+
+
+@pytest.mark.parametrize(
+    ("more", "tells"),
+    [
+        ({}, False),
+        ({"disclose_moments": True}, True),
+        ({"disclose_moments": True, "moments_noise": 1.0}, False),
+        ({"min_noise": 8.0, "disclose_class_shares": True}, False),
+    ],
+)
+def test_a_schema_that_is_proposed_from_a_table_does_not_leave_it(
+    tmp_path: Path, more: dict[str, Any], tells: bool
+) -> None:
+    spec = DataSpec(table(tmp_path), label="ill")
+    worker = Client(ClientSettings("a", spec, "cpu", state_dir=tmp_path / "a", **more))
+    if tells:
+        assert "mean" in (introduce(worker, Greeting("1")).schema or "")
+    else:
+        with pytest.raises(RefusedError, match=r"^the server has no schema, and one that is proposed from this table"):
+            introduce(worker, Greeting("1"))
+    assert introduce(worker, Greeting("1", schema=SCHEMA)).schema is not None

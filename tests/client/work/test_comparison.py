@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from hyperbloom.client.work import comparison
 from hyperbloom.client.work.scoring import score_of
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import Examples
-from hyperbloom.common.errors import WireError
+from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.gains import MIXTURES
 from hyperbloom.common.models import first_values
 from hyperbloom.common.tasks import TaskSpec, make_task
@@ -75,6 +76,10 @@ def test_a_gain_is_told_to_the_user_and_to_the_server_only_if_the_user_wishes(
     assert told.gain is not None and set(told.gain.models) == {"personal", "tuned", "alone", *mixed}
     assert (told.val, told.test) == (silent.val, silent.test)
     told.check()
+    for most, allowed in ((5, False), (6, True)):  # the scores of six models
+        bounded = Worker(dataclasses.replace(disclosing(worker).settings, max_scores=most))
+        with nullcontext() if allowed else pytest.raises(HyperbloomError, match=f"its user allows {most}"):
+            bounded.answer(order())
 
 
 def test_the_best_on_validation_examples_is_kept_and_its_gain_is_on_test_examples(
