@@ -3,6 +3,8 @@
 import socket
 import subprocess
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +20,8 @@ from starlette.routing import Route
 
 from hyperbloom.common.errors import ConnectionFailed, HyperbloomError
 from hyperbloom.common.program.plain import is_loopback, listening_at
+
+ENDS_WITHIN_S = 5.0  # else the page's process is killed
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; "
@@ -40,7 +44,8 @@ def read_only(routes: Sequence[Route], host: str) -> Starlette:
     If `host`, where it listens, is on loopback, requests that name another host are refused: so a page from elsewhere
     cannot read this one by pointing its own name at this machine.
     """
-    hosts = ["localhost", "127.0.0.1", "[::1]", host] if is_loopback(host) else ["*"]
+    # Starlette looks at what stands before the first colon, which is a bracket where an IPv6 address is named.
+    hosts = ["localhost", "127.0.0.1", "[", host] if is_loopback(host) else ["*"]
     return Starlette(
         routes=routes,
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
@@ -86,12 +91,21 @@ def serve_in_child(command: Sequence[str], address: str) -> Iterator[str]:
         text=True,
     )
     assert child.stdout is not None
+    # Who speaks no HTTP to the page fills a pipe that nobody reads, and then the page stands still.
+    drain = threading.Thread(target=deque, args=(child.stdout, 0), daemon=True)
     try:
         line = child.stdout.readline().strip()
         if not line.startswith("live page:"):
             raise ConnectionFailed(line or f"--web {address}: the page could not be started")
+        drain.start()
         yield line
     finally:
         child.terminate()
-        child.wait()
+        try:
+            child.wait(ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        if drain.ident is not None:
+            drain.join()
         child.stdout.close()

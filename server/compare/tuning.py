@@ -82,8 +82,9 @@ def tune(
         best, highest = max(rungs[base.rounds].items(), key=lambda pair: pair[1])
         if highest == WORST:
             raise CohortError("no setting could be trained for all rounds; the lines above say why")
+        metric = read_summary(cells(best, base.rounds)[0].folder)[base.strategy].metric
         shown = [
-            [f"{abs(rung[one]):.4g}" if one in rung else "" for rung in rungs.values()] for one in range(len(names))
+            [_shown(rung[one], metric) if one in rung else "" for rung in rungs.values()] for one in range(len(names))
         ]
         rows = [[name, *each] for name, each in zip(names, shown, strict=True)]
         text = markdown(("setting", *(f"{rounds} rounds" for rounds in rungs)), rows)
@@ -91,6 +92,10 @@ def tune(
         write_bytes(out / "tuned.md", text.encode())
         write_bytes(out / "tuned.yaml", dump_run_config(describe(settings[best])).encode())
     return text
+
+
+def _shown(score: float, metric: str) -> str:
+    return "inf" if score == WORST else f"{score if scale_of(metric).rises else -score:.4g}"
 
 
 def _score(cell: Cell) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.gains import of_all
 from hyperbloom.common.metrics import axis_of
 from hyperbloom.server.live.run import LiveRun
@@ -36,7 +37,9 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
     courses = [course for course in run.courses.values() if course.means]
     alone = run.courses.get("local")
     told = read_gains(run.folder)
+    novel = {member.name for member in read_members(run.folder).clients if run.config.is_novel(member.row)}
     gains = run.main.gains_over(alone) if alone and alone is not run.main else {}
+    gains = {who: gain for who, gain in gains.items() if who not in novel}  # alone they have no model
     return render_blocks(
         "live_run.html",
         run=run,
@@ -46,6 +49,7 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
         curve=_curve(courses, name) if courses else None,
         clients=_in_order(run.main, gains)[:ROWS],
         gains=gains,
+        novel=novel,
         answer=of_all((gain for _, gain in told.values()), run.main.metric) if told else "",
         gaining=sum(gain > 0 for gain in gains.values()),
         in_trouble=sum(not client.well for client in run.main.clients.values() if client.left_out),
@@ -59,10 +63,13 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
 
 def overview_parts(runs: Mapping[str, Path]) -> Mapping[str, Markup]:
     """Return the list of runs as the only part."""
-    looked = {}
+    looked: dict[str, LiveRun | str] = {}
     for name, folder in runs.items():
-        looked[name] = run = LiveRun(folder)
-        run.look(0.05)
+        try:
+            looked[name] = run = LiveRun(folder)
+            run.look(0.05)
+        except ConfigError as error:  # such as one of another version
+            looked[name] = str(error)
     return render_blocks("live_runs.html", runs=looked, duration=duration)
 
 
@@ -74,11 +81,12 @@ def _curve(courses: Sequence[Board], name: str) -> Markup:
 
 
 def _in_order(course: Board, gains: Mapping[str, float]) -> list[tuple[str, Standing]]:
-    """Return the clients: those in trouble first, then those that lose most or have the least accuracy."""
+    """Return the clients: those in trouble first, then those that lose most or are served worst."""
+    sign = 1 if course.scale.rises else -1
 
     def key(entry: tuple[str, Standing]) -> tuple[bool, float, str]:
         name, client = entry
-        return client.well or not client.left_out, gains.get(name, client.accuracy or 0.0), name
+        return client.well or not client.left_out, gains.get(name, sign * (client.accuracy or 0.0)), name
 
     return sorted(course.clients.items(), key=key)
 

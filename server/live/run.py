@@ -49,8 +49,8 @@ class LiveRun:
         Raises:
             ConfigError: a line of the run is damaged.
         """
+        self.running = is_running(self.folder)  # which takes a while of its own
         until = time.monotonic() + seconds
-        self.running = is_running(self.folder)
         beside = self.running, *(_changed(self.folder / name) for name in WHOLE_FILES)
         if beside != self._beside:
             self._beside, self.version = beside, self.version + 1

@@ -75,8 +75,8 @@ class Board:
         self.bytes_down += line.get("bytes_down", 0)
         self.bytes_up += line.get("bytes_up", 0)
         self.trained += line["clients"]
-        # Asynchronous mode reports an evaluation after later rounds.
-        if number >= self.done:
+        # Asynchronous mode reports an evaluation after later rounds, in a line of its own.
+        if number > self.done or (number == self.done and ("metric" not in line or line["clients"])):
             self.done, self._last, self._seconds = number, line, {}
             if line["elapsed"] > self._times[-1][1]:
                 self._times.append((number, line["elapsed"]))
@@ -112,10 +112,11 @@ class Board:
                 self._seconds[name] = line["seconds"]
 
     def gains_over(self, other: "Board") -> dict[str, float]:
-        """Return each client's last accuracy minus its last one in another strategy, in points."""
+        """Return what each client gains over another strategy, by its last values of the metric, in their unit."""
+        sign = 1 if self.scale.rises else -1
         pairs = ((name, each.accuracy, other.clients.get(name)) for name, each in self.clients.items())
         return {
-            name: mine - theirs.accuracy
+            name: sign * (mine - theirs.accuracy)
             for name, mine, theirs in pairs
             if mine is not None and theirs is not None and theirs.accuracy is not None
         }

@@ -105,7 +105,8 @@ class TensorBoard(Tracker):
         super().__init__(where, subject)
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = Path(where or subject["folder"] / "tensorboard", subject["name"])
+        folder = Path(where, subject["group"]) if where else subject["folder"] / "tensorboard"
+        folder = folder / subject["name"]
         for before in folder.glob("events.out.tfevents.*"):
             before.unlink()
         self._writer = SummaryWriter(str(folder))

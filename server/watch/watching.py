@@ -111,8 +111,9 @@ class _Watcher:
             return
         if results := read_summary(self.folder):
             print_line(console, results_title(results))
-            examples = {client.name: client.examples for client in read_members(self.folder).clients}
-            console.print(results_table(results, examples))
+            members = read_members(self.folder).clients
+            novel = {member.name for member in members if self.config.is_novel(member.row)}
+            console.print(results_table(results, {member.name: member.examples for member in members}, novel))
 
 
 def _clock(moment: str) -> str:

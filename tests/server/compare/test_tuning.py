@@ -224,3 +224,11 @@ def test_a_setting_counts_by_its_mean_over_seeds(tmp_path: Path) -> None:
         mean = sum(each["local"]["metrics"]["val_mean"] for each in found) / 2
         assert re.search(rf"local.learning_rate={rate} +\| +{mean:.4g} \|", table)
     assert load_run_config(tmp_path / "out/tuned.yaml", {}).seed == 3
+
+
+@pytest.mark.parametrize(
+    ("score", "metric", "shown"),
+    [(-0.2007, "r2", "-0.2007"), (-3.0, "rmse", "3"), (91.25, "accuracy", "91.25"), (tuning.WORST, "r2", "inf")],
+)
+def test_a_score_has_its_own_sign(score: float, metric: str, shown: str) -> None:
+    assert tuning._shown(score, metric) == shown

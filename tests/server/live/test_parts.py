@@ -6,6 +6,7 @@ import torch
 
 from hyperbloom.server.live.parts import ROWS, overview_parts, page, run_parts
 from hyperbloom.server.live.run import LiveRun
+from hyperbloom.server.runs.checkpoint import locked
 
 from ..recorded import Recording, some_config
 
@@ -63,3 +64,17 @@ def test_the_list_of_runs(tmp_path: Path) -> None:
     text = str(overview_parts(folders)["runs"])
     assert 'href="/run/t%26wo"' in text and "t&amp;wo" in text
     assert text.count("61.0 %") == 2 and "side by side" in text
+
+
+def test_a_run_that_goes_on_is_listed_with_its_round(tmp_path: Path) -> None:
+    """Whether it goes on takes a fifth of a second to find out, longer than the list may read of each run."""
+    folder = Recording(tmp_path / "one").whole()
+    with locked(folder):
+        text = str(overview_parts({"one": folder})["runs"])
+    assert "running" in text and "6 of 6" in text and "61.0 %" in text
+
+
+def test_novel_clients_gain_nothing_over_training_alone_which_they_do_not(tmp_path: Path) -> None:
+    parts = parts_of(Recording(tmp_path, config=some_config(novel=30, clients=3)).whole())
+    assert "of 2 clients gain over training alone" in parts["figures"] and "mean of 2 clients" in parts["figures"]
+    assert "c (novel)" in parts["clients"] and "b (novel)" not in parts["clients"]

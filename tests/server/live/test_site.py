@@ -88,6 +88,8 @@ def test_on_loopback_no_other_name_is_answered(client: httpx.Client) -> None:
 def test_a_damaged_run_is_one_line(client: httpx.Client) -> None:
     answer = client.get("/run/two")
     assert answer.status_code == 500 and "metrics.jsonl is damaged" in answer.text
+    listed = client.get("/")
+    assert listed.status_code == 200 and "metrics.jsonl is damaged" in listed.text and 'href="/run/one"' in listed.text
 
 
 def test_wrong_addresses_and_folders_are_refused(tmp_path: Path) -> None:

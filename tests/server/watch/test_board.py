@@ -41,6 +41,24 @@ def test_a_late_evaluation_does_not_turn_the_round_back() -> None:
     assert "at round 3" in shown(board)
 
 
+def test_an_evaluation_of_the_present_round_does_not_hide_its_training() -> None:
+    board = Board("pfedhn", 10)
+    board.add_round(line(5, 5.0, loss=0.25))
+    before = shown(board)
+    board.add_round({**line(5, 5.5, test_mean=50.0, test_worst=40.0), "clients": 0, "metric": "accuracy"})  # type: ignore[dict-item]
+    training = next(row for row in before.splitlines() if "0.25" in row)
+    assert training in shown(board)
+
+
+def test_of_an_error_less_is_a_gain() -> None:
+    ours, alone = Board("pfedhn", 10), Board("local", 10)
+    for board, errors in ((ours, (3.0, 5.0)), (alone, (4.0, 4.5))):
+        board.add_round({**line(5, 5.0, test_mean=4.0, test_worst=5.0), "metric": "rmse"})  # type: ignore[dict-item]
+        for name, error in zip("ab", errors, strict=True):
+            board.add_client({"client": name, "round": 5, "test_rmse": error})
+    assert ours.gains_over(alone) == {"a": 1.0, "b": -0.5}
+
+
 def test_the_worst_client_is_named() -> None:
     board = Board("pfedhn", 10)
     board.add_round(line(2, 2.0, test_mean=60.0, test_worst=100 / 3))

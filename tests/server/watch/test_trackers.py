@@ -120,7 +120,7 @@ def test_without_losses_there_is_no_curve_of_zeros(tmp_path: Path) -> None:
     assert "loss" not in metrics_line(report)
     run.folder.round_done(report)
     follow(tmp_path / "run", f"tensorboard:{tmp_path / 'boards'}", lambda: False)
-    found = curves(tmp_path / "boards" / "run")
+    found = curves(tmp_path / "boards" / tmp_path.name / "run")
     assert "round/loss" not in found and found["round/left_out"] == [(1, 0.0)]
 
 

@@ -139,3 +139,11 @@ def test_the_command_watches(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     Recording(tmp_path).whole()
     assert main(["watch", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[:3] == WHOLE
+
+
+def test_novel_clients_stand_apart_as_in_the_runs_own_table(tmp_path: Path) -> None:
+    Recording(tmp_path, config=some_config(novel=30, clients=3)).whole()
+    shown = Watched()
+    watch(tmp_path, shown.console, sleep=lambda seconds: None)
+    table = "\n".join(shown.lines())
+    assert "c (novel)" in table and "mean over novel clients" in table

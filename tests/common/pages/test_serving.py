@@ -1,0 +1,60 @@
+"""How pages are served: by a process that ends, and to whom."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hyperbloom.common.pages import serving
+from hyperbloom.common.pages.serving import read_only, serve_in_child
+
+NOISY = """
+import signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("live page: http://here", flush=True)
+for _ in range(2000):  # a line for each request that is no HTTP
+    print("WARNING:  Invalid HTTP request received." * 10, flush=True)
+Path("said").touch()
+time.sleep(600)
+"""
+
+
+def test_a_page_that_says_much_goes_on_and_one_that_does_not_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its pipe is full, the page stands still, and the run waits for it for ever."""
+    (tmp_path / "noisy.py").write_text(NOISY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(serving, "ENDS_WITHIN_S", 0.2)
+    with serve_in_child(["noisy"], "0") as line:
+        assert line == "live page: http://here"
+        while not (tmp_path / "said").exists():
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("listens", "named", "status"),
+    [
+        ("127.0.0.1", "127.0.0.1:80", 200),
+        ("::1", "[::1]:80", 200),
+        ("127.0.0.1", "localhost", 200),
+        ("::1", "evil.example", 400),
+        ("192.0.2.1", "ward.example", 200),
+    ],
+)
+def test_on_loopback_only_its_names_are_answered(listens: str, named: str, status: int) -> None:
+    async def front(request: Request) -> Response:
+        return Response("here")
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(read_only([Route("/", front)], listens))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return (await client.get("/", headers={"host": named})).status_code
+
+    assert asyncio.run(ask()) == status
