@@ -85,9 +85,6 @@ def target_spec(
 class Algorithm(ABC):
     """Base class of all algorithms.
 
-    Args:
-        config: the run.
-
     Attributes:
         options: the strategy's own options, validated.
         device: where the server's networks live; set before `build`. What an algorithm gives to the round loop, and

@@ -194,8 +194,7 @@ class SecureRound:
     def expect(self, order: wire.MaskedOrder) -> int:
         """Check and keep the remaining clients, their shares and the parts of the sum, before training.
 
-        Returns:
-            Least number of clients in the sum of any number that this client sends.
+        Return the least number of clients in the sum of any number that this client sends.
 
         Raises:
             WireError: too few clients are left, or the order does not fit a masked change.

@@ -25,15 +25,8 @@ def generator(seed: int, *purpose: str | int) -> np.random.Generator:
 def hold_out(strata: IntArray, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
     """Choose `count` examples so that each stratum loses its proportion, give or take one example.
 
-    Every `n / count`-th example is picked from a list ordered by stratum and shuffled within it.
-
-    Args:
-        strata: `(n,)`, usually the labels.
-        count: How many to hold out, 0 to n.
-        rng: Source of the shuffle.
-
-    Returns:
-        Ascending indices of the examples kept, `(n - count,)`, and held out, `(count,)`.
+    Every `n / count`-th example is picked from a list ordered by the `strata` `(n,)`, usually the labels, and shuffled
+    within each. Both the examples kept, `(n - count,)`, and held out, `(count,)`, are ascending indices.
     """
     size = len(strata)
     order = np.lexsort((rng.random(size), strata))
@@ -43,15 +36,9 @@ def hold_out(strata: IntArray, count: int, rng: np.random.Generator) -> tuple[In
 
 
 def three_parts(strata: IntArray, share: float, rng: np.random.Generator) -> tuple[IntArray, IntArray, IntArray]:
-    """Split into train, validation and test, the latter two with `share` of the examples each.
+    """Split into train, validation and test, the latter two with a `share` of the examples each, from 0 to 0.5.
 
-    Args:
-        strata: `(n,)`, usually the labels.
-        share: Between 0 and 0.5.
-        rng: Source of the shuffles.
-
-    Returns:
-        Three disjoint arrays of ascending indices that together hold all of `0 .. n - 1`.
+    `strata` `(n,)` are usually the labels. The ascending indices of the three parts together hold all of `0 .. n - 1`.
     """
     count = max(1, round(share * len(strata))) if len(strata) >= 3 else 0
     rest, test = hold_out(strata, count, rng)

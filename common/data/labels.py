@@ -92,17 +92,10 @@ def _are_binary(labels: AnyArray) -> bool:
 
 
 def strata_of(labels: AnyArray, kind: LabelKind) -> IntArray:
-    """Return one number for each example, from 0, so that a split in proportion to it deals all labels alike.
+    """Return a number from 0 for each example, int64 `(N,)`, so that a split in proportion deals all labels alike.
 
     It is the class; the rarest label that is present, or L if none is; the tenth of the first number; or the class
     other than 0 that covers most of a mask.
-
-    Args:
-        labels: As `label_kind` takes them.
-        kind: What they are.
-
-    Returns:
-        int64 `(N,)`.
     """
     if kind == "classification":
         return labels

@@ -79,10 +79,7 @@ def adapted(backbone: nn.Module, head: tuple[str, ...], how: Adapt) -> nn.Module
     Norms whose parameters are frozen keep the backbone's statistics. With `head`, nothing in the backbone has a
     training mode, so that it computes the same for an input at all times.
 
-    Args:
-        backbone: the network; it stays as it is.
-        head: prefixes of the names of the head's parameters.
-        how: what is adapted.
+    `head` are prefixes of the names of the head's parameters; `how` says what is adapted. The backbone stays as it is.
 
     Raises:
         ModelError: there is nothing to adapt, or peft cannot change a layer or is not installed.

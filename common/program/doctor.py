@@ -195,10 +195,7 @@ CLOCK = "set this machine's clock"
 def check_server(address: str, ca: Path | None, insecure: bool) -> list[Finding]:
     """Connect to `HOST:PORT` and do a TLS handshake as a client does, but send no request.
 
-    Args:
-        address: address of the Fleet port.
-        ca: CA of the server's certificate; None for the CAs of the system.
-        insecure: whether the server should speak plain text.
+    `ca` is the CA of the server's certificate, None for those of the system. An `insecure` server speaks plain text.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")

@@ -56,10 +56,9 @@ def sums_of(answers: Tensor, labels: Tensor) -> Tensor:
 
 
 def grid_of(answers: Tensor, targets: Tensor) -> Tensor:
-    """Return how often a target (row) got an answer (column); both `(N, T)`, in deviations from the mean.
+    """Return how often a target (row) got an answer (column), float64 `(T, GRID^2)`; both are `(N, T)`, in deviations.
 
-    Returns:
-        float64 `(T, GRID^2)`, with `GRID` cells from `-REACH` to `REACH`; what is beyond counts in the last cells.
+    There are `GRID` cells from `-REACH` to `REACH`. What is beyond counts in the last ones.
     """
     rows, columns = (((each + REACH) * (GRID / (2 * REACH))).long().clamp(0, GRID - 1) for each in (targets, answers))
     return torch.stack(

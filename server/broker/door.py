@@ -74,9 +74,13 @@ class Keys:
         return key.decode(errors="replace") in self._nodes
 
     def follow(self) -> None:
-        """Apply the changes in the files since the last call. A damaged file changes nothing."""
+        """Apply the changes in the files since the last call. One that is damaged or out of reach changes nothing."""
         with self._lock:
-            seen = [file_state(registry.path) for registry in self._registries]
+            try:
+                seen = [file_state(registry.path) for registry in self._registries]
+            except OSError as error:
+                say(f"the list of clients cannot be read ({error.strerror}); who may join stays as it was")
+                return
             if seen == self._seen:
                 return
             self._seen = seen

@@ -4,10 +4,12 @@ import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from flwr.app import Message
 
 from hyperbloom.server.broker import flower
+from hyperbloom.server.broker.limits import Store
 from hyperbloom.server.broker.state import State
 
 LOOK_EVERY_S = 1.0
@@ -28,7 +30,7 @@ class Hosted:
 
     def __init__(self, state: State, version: str) -> None:
         self.run_id = _begin(state, version)
-        self._state, self._store = state, state.object_store
+        self._state, self._store = state, cast(Store, state.object_store)
         self._looked = -LOOK_EVERY_S
 
     def nodes(self) -> Sequence[flower.NodeInfo]:
@@ -40,7 +42,7 @@ class Hosted:
         ids = []
         for message in messages:
             name = message.metadata.message_id
-            missing = set(self._store.preregister(self.run_id, flower.get_object_tree(message)))
+            missing = set(self._store.order(self.run_id, flower.get_object_tree(message)))
             for each, item in flower.get_all_nested_objects(message).items():
                 if each in missing:
                     self._store.put(each, item.deflate())

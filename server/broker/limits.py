@@ -20,7 +20,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.broker.flower import InMemoryObjectStore, NoObjectInStoreError, ObjectTree, get_object_id
+from hyperbloom.server.broker.flower import (
+    InMemoryObjectStore,
+    NoObjectInStoreError,
+    ObjectTree,
+    get_object_id,
+    iterate_object_tree,
+)
 
 LARGEST_VARIABLE, LARGEST_MIB = "HYPERBLOOM_MESSAGE_MIB", 512
 
@@ -76,6 +82,24 @@ class Store(InMemoryObjectStore):
             yield
         finally:
             _call.reply = None
+
+    def order(self, run_id: int, tree: ObjectTree) -> list[str]:
+        """Register the objects of an order, each with its own parts; return those that are missing.
+
+        A client may have announced one of them in a reply, with parts for which whoever gets the order would ask.
+        """
+        with self.lock_store:
+            missing = self.preregister(run_id, tree)
+            for node in iterate_object_tree(tree):
+                entry, parts = self.store[node.object_id], [child.object_id for child in node.children]
+                before, entry.child_object_ids = entry.child_object_ids, parts
+                if parts != before:
+                    for name in parts:
+                        self.store[name].ref_count += 1
+                    for name in before:
+                        self.store[name].ref_count -= 1
+                        self.delete(name)
+            return missing
 
     def put(self, object_id: str, object_content: bytes) -> None:
         """Store an object. If a client's object alone is too large, store `TOO_LARGE` instead.

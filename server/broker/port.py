@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import grpc
@@ -32,7 +33,7 @@ from hyperbloom.server.broker.state import MOST_WAITING
 
 PATIENCE = 10
 MOST_HELD, HELD_S = 256, 5.0
-SO_MAX_PACING_RATE, SLOW_BYTES = 47, 1000  # a constant of Linux that Python does not name
+SO_MAX_PACING_RATE, SLOW_BYTES, NO_LIMIT = 47, 1000, -1  # a constant of Linux that Python does not name
 SILENT_S = 20.0
 MOST_STRANGERS = 256
 MINUTE_S = 60.0
@@ -56,6 +57,7 @@ class Connections:
         self._refused: Counter[str] = Counter()  # refused calls in this minute, by address
         self._doomed: set[str] = set()
         self._slow: set[str] = set()
+        self._slowed: set[str] = set()
         self._opened: dict[str, float] = {}
         self._minute = 0.0
         self._something = threading.Event()
@@ -110,7 +112,7 @@ class Connections:
         sockets, now = _sockets(self.port), time.monotonic()
         with self._lock:
             doomed, self._doomed = self._doomed & sockets.keys(), set()
-            slow, self._slow = self._slow & sockets.keys(), set()
+            slow, self._slow = (self._slow & sockets.keys()) - self._known, set()
             if now - self._minute > MINUTE_S:
                 self._minute = now
                 self._refused.clear()
@@ -125,9 +127,16 @@ class Connections:
                 doomed.add(peer)
         for peer in doomed:
             _with(sockets[peer], peer, lambda each: each.shutdown(socket.SHUT_RDWR))
-        for peer in slow:
-            _with(sockets[peer], peer, lambda each: each.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, SLOW_BYTES))
+        freed = self._slowed & self._known  # such as of a client whose clock is right now
+        for peers, rate in ((slow, SLOW_BYTES), (freed, NO_LIMIT)):
+            for peer in peers:
+                _with(sockets[peer], peer, partial(_set_pace, rate))
+        self._slowed = (self._slowed | slow) & sockets.keys() - freed
         self._rest = 30 * (time.thread_time() - began)
+
+
+def _set_pace(rate: int, connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
 
 
 def _address(peer: str) -> str:

@@ -21,7 +21,7 @@ from hyperbloom.server.broker.door import Door, Keys
 from hyperbloom.server.broker.flower import add_FleetServicer_to_server
 from hyperbloom.server.broker.handout import Handout
 from hyperbloom.server.broker.hosted import Hosted
-from hyperbloom.server.broker.log import follow
+from hyperbloom.server.broker.log import follow, say
 from hyperbloom.server.broker.port import Connections, fleet_server
 from hyperbloom.server.broker.servicer import Fleet
 from hyperbloom.server.broker.state import State, state_factory
@@ -98,5 +98,8 @@ def _look(keys: Keys | None, door: Door, connections: Connections, over: threadi
         if keys:
             keys.follow()
         connections.wait(LOOK_EVERY_S)
-        connections.sweep()
+        try:
+            connections.sweep()
+        except OSError as error:  # such as no file that is free: the next look may have one
+            say(f"cannot look at the connections now: {error.strerror}")
         door.cancel_overdue()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DIR = Flag("--dir folder", "folder of the certificates", type=FOLDER, show_default="$HYPERBLOOM_CERTS, else certs")
 _NAMES = "a name or address of the server, beside localhost and this machine's name; may be repeated"
 _HOSTS = Flag("--host hosts", _NAMES, multiple=True, metavar="NAME_OR_IP")
-_DAYS = Flag("--days", "days that the certificate holds", type=click.IntRange(1), default=365)
+_DAYS = Flag("--days", "days that the certificate holds", type=click.IntRange(1, 36_500), default=365)
 _FORCE = Flag("--force", "replace the CA that is there", is_flag=True)
 _NAME = click.Argument(["name"], help="the client's --client-id")
 

@@ -221,8 +221,7 @@ def _refuse_difference(found: Mapping[str, Any], wanted: Mapping[str, Any], wher
 def run_cells(cells: Sequence[Cell], engine: str, console: Console, track: Sequence[str] = ()) -> list[HyperbloomError]:
     """Run the unfinished cells, each from its last checkpoint if it has one, and show them on a console.
 
-    Returns:
-        the errors of cells whose clients could not be trained or do not fit; the other cells continue.
+    Return the errors of cells whose clients could not be trained or do not fit; the other cells continue.
 
     Raises:
         HyperbloomError: any other error, as it would stop every other cell too.

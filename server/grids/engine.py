@@ -24,12 +24,9 @@ def inline_grid(
 ) -> InlineGrid:
     """Return a grid of `config.clients` virtual clients whose state is under `folder`.
 
-    Args:
-        config: the run.
-        folder: the run's folder.
-        vectorise: train the clients of a cohort at once; by default on a CUDA device, where one small network at a
-            time leaves it idle. On a CPU it speeds an MLP up and slows a LeNet down (`benchmarks/vectorised.py`).
-        train_all: trains the clients of a cohort in place of this process.
+    With `vectorise`, it trains the clients of a cohort at once; by default on a CUDA device, where one small network at
+    a time leaves it idle. On a CPU it speeds an MLP up and slows a LeNet down (`benchmarks/vectorised.py`). `train_all`
+    trains the clients of a cohort in place of this process.
 
     Raises:
         DataError: the data set is missing, or cannot be split like this.

@@ -92,8 +92,7 @@ def make_keys(settings: Sequence[ClientSettings], folder: Path) -> Path:
 def local_clients(settings: Sequence[ClientSettings], connection: Sequence[str]) -> Iterator[Callable[[], None]]:
     """Run clients as processes that share this machine's cores and end with this process.
 
-    Yields:
-        a function that raises a `CohortError` if a client could not start.
+    The function that this yields raises a `CohortError` if a client could not start.
     """
     threads = max(1, (os.cpu_count() or 1) // max(1, len(settings)))
     own = ["--threads", str(threads), "--parent-pid", str(os.getpid())]

@@ -77,8 +77,7 @@ def selected_file(folder: Path, number: int) -> Path:
 def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> tuple[Resume, int, Mapping[str, int]]:
     """Choose the last valid checkpoint, record that the run goes back to it, and delete unusable ones.
 
-    Returns:
-        where the run continues, the checkpoint's number, and the length in bytes of each growing file.
+    Return where the run continues, the checkpoint's number, and the length in bytes of each growing file.
 
     Raises:
         ConfigError: no checkpoint is usable, the configuration has changed, or the run is complete.

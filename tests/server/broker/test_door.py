@@ -244,6 +244,22 @@ def test_a_damaged_file_changes_nothing_and_is_told_once(house: House, caplog: p
     assert house.activate(house.add("ward-8"))
 
 
+def test_a_folder_that_cannot_be_read_for_a_moment_changes_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = house.add("ward-7")
+    node = house.activate(key)
+
+    def unreachable(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(superlink_door, "file_state", unreachable)
+        assert house.call(pull(node), key) == "answer"
+    assert "the list of clients cannot be read (Permission denied); who may join stays as it was" in caplog.text
+    assert house.activate(house.add("ward-8"))
+
+
 def test_a_file_that_vanishes_lets_nobody_in(house: House) -> None:
     key = house.add("ward-7")
     house.registry.path.unlink()

@@ -12,7 +12,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_object_tree, iterate_object_tree
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.broker import limits as superlink_limits
@@ -224,3 +224,24 @@ def test_the_limits_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reply_limit(10) == 16 * 2**20 + 20
     monkeypatch.setenv("HYPERBLOOM_MESSAGE_MIB", "7")
     assert largest_message() == 7 * 2**20
+
+
+def test_an_order_has_its_own_parts_whatever_a_client_has_announced(link: Link) -> None:
+    """All greetings have equal objects, so a client knows their ids, and could announce them with other parts."""
+    content = RecordDict({"hyperbloom": ConfigRecord({"values": b"a greeting"})})
+    tree = get_object_tree(Message(content, link.node, "train"))
+    (record_tree,) = tree.children
+    bogus = ObjectTree(object_id=_id(b"never uploaded"))
+    wrong = ObjectTree(object_id=record_tree.object_id, children=[bogus])
+    link.push_messages(ObjectTree(object_id=_id(b"reply"), children=[wrong]))
+    message = Message(content, link.node, "train")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    (name,) = link.run.send([message])
+    found = link.store.get_object_tree(name)
+    parts = {node.object_id for node in iterate_object_tree(found)}
+    assert parts == {name, record_tree.object_id, *(child.object_id for child in record_tree.children)}
+    assert all(link.store.get(part) for part in parts) and bogus.object_id not in link.store
+    link.store.delete(_id(b"reply"))
+    assert all(link.store.get(part) for part in parts), "the reply's end takes nothing from the order"
+    link.store.delete(name)
+    assert not parts & set(link.store.store)

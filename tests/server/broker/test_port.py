@@ -250,6 +250,15 @@ def test_connections_that_flood_are_slowed_down_and_others_are_not(port: Port, m
     (member,) = port.connections._known
     assert rates.pop(member) != SLOW_BYTES
     assert list(rates.values()) == [SLOW_BYTES]
+    (slow,) = rates
+    port.connections.served(slow)  # it has a valid key after all: its clock was wrong, say
+    port.connections.sweep()
+    with superlink_port._borrowed(superlink_port._sockets(port.connections.port)[slow]) as each:
+        rate = each.getsockopt(socket.SOL_SOCKET, superlink_port.SO_MAX_PACING_RATE)
+    assert rate == superlink_port.NO_LIMIT, "and from then on its orders come as fast as any"
+    port.connections._slow.add(slow)
+    port.connections.sweep()
+    assert slow not in port.connections._slowed, "a known client is not slowed for a call that is refused"
 
 
 def test_silent_connections_are_closed_after_a_while_and_the_oldest_at_once_where_files_run_short(

@@ -1,5 +1,6 @@
 """A SuperLink in this process: it serves while its context is open, at one port, and leaves nothing behind."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from hyperbloom.client.link.connection import Connection
 from hyperbloom.client.link.runtime import retries_of
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.errors import ConnectionFailed
+from hyperbloom.server.broker import superlink as superlink_module
+from hyperbloom.server.broker.port import Connections
 from hyperbloom.server.broker.superlink import free_port, superlink
 
 
@@ -23,3 +26,24 @@ def test_a_client_finds_it_and_its_port_is_free_afterwards(tmp_path: Path) -> No
             with pytest.raises(ConnectionFailed, match="the port is taken"), superlink(address, tmp_path, "0.1.0"):
                 raise AssertionError
         assert (tmp_path / name / "superlink.log").read_text() == ""
+
+
+def test_the_look_at_the_connections_goes_on_after_one_that_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as when no file is free: else nothing would enforce the limits for the rest of the run."""
+    connections, over, looks = Connections(), threading.Event(), list[int]()
+
+    class Door:
+        def cancel_overdue(self) -> None:
+            looks.append(1)
+            if len(looks) == 2:
+                over.set()
+
+    def fail() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(connections, "sweep", fail)
+    monkeypatch.setattr(connections, "wait", lambda seconds: None)
+    superlink_module._look(None, Door(), connections, over)  # type: ignore[arg-type]
+    assert len(looks) == 2 and "cannot look at the connections now: Too many open files" in caplog.text
