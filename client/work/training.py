@@ -97,7 +97,7 @@ def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, se
         else:
             bounded, change = order.reply == "delta", trained - sent
             encoded = encode_with_feedback(
-                order.codec, client.state, order.scope, layout, change, bounded, str(order.noise)
+                order.codec, client.state, order.scope, layout, change, bounded, str(order.noise or "")
             )
     # A masked order without noise includes the loss, because the server sees only the sum.
     told = not hidden or (isinstance(order, MaskedOrder) and order.noise is None)

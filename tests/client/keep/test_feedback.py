@@ -185,7 +185,7 @@ def test_a_residual_that_was_sent_since_does_not_come_back(state: ClientState, s
 
 def test_a_residual_without_noise_is_not_added_to_a_noisy_change(state: ClientState) -> None:
     delta, scope = changes(1)[0], Scope("run", 1, 0)
-    encode_with_feedback(codec("top-k:0.1"), state, scope, LAYOUT, delta, False, str(None))
-    assert state.load_residual(scope, LAYOUT, str(None)) is not None
+    encode_with_feedback(codec("top-k:0.1"), state, scope, LAYOUT, delta, False)
+    assert state.load_residual(scope, LAYOUT) is not None
     noisy = encode_with_feedback(codec("top-k:0.1"), state, scope, LAYOUT, 1e-6 * delta, False, "Noise(1e-6, 8)")
     assert float(codec("top-k:0.1").decode(noisy, LAYOUT).norm()) < 1e-5 * float(delta.norm())
