@@ -79,7 +79,7 @@ def _read_listed(root: Path, spec: DataSpec) -> Pool:
     paths = tuple(root / name for name in table["file"])
     absent = next((path for path in paths if not path.is_file()), None)
     if absent is not None:
-        raise DataError(f"{where}: expected the names of images below {root}, found {absent}, which is not")
+        raise DataError(f"{where}: expected the names of images below {root}, found {absent}, which is no file")
     classes = propose_classes(table, label)
     whole = Portion.of(_images(paths), read_labels(table, label, classes, where))
     units = {f"{name}s": [np.array(table[name])] for name in ("owner", "group") if name in table}
