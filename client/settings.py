@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.data import DataSpec
@@ -44,8 +47,6 @@ class ClientSettings:
     low_memory: bool = False  # examples paged in from the disk
 
     def __post_init__(self) -> None:
-        if self.disclose not in get_args(Disclosure):
-            raise ConfigError(f"disclose: expected one of {', '.join(get_args(Disclosure))}, found {self.disclose!r}")
         if self.min_noise is not None and not self.min_noise > 0:
             raise ConfigError(f"--min-noise: expected a number above 0, found {self.min_noise}")
         if self.moments_noise is not None and not 0 < self.moments_noise < float("inf"):
@@ -108,17 +109,29 @@ class ClientSettings:
             ConfigError: the client's name is missing, a key is unknown, or a value is not valid.
             DataError: a number of the data's description is out of range.
         """
-        values = {key.replace("-", "_"): value for key, value in config.items()}
+        values: dict[str, Any] = {key.replace("-", "_"): value for key, value in config.items()}
         for key in ("state_dir", "root", "schema", "key", "peers", "root_certificates"):
             if key in values:
-                values[key] = Path(str(values[key]))  # type: ignore[assignment]
+                values[key] = Path(str(values[key])).expanduser()
+        for key, value in values.items():
+            name = key.replace("_", "-")
+            if key not in _KINDS:
+                raise ConfigError(f"node config: unknown key {name!r}")
+            try:
+                _adapter(key).validate_python(value, strict=True)
+            except ValidationError as error:
+                expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+                raise ConfigError(f"node config: {name}: expected {expected}, found {value!r}") from None
         own = {name: values.pop(name) for name in cls.__dataclass_fields__ if name != "data" and name in values}
         if "client_id" not in own:
             raise ConfigError('node config: expected client-id="NAME" among the keys')
-        unknown = set(values) - set(DataSpec.__dataclass_fields__)
-        if unknown:
-            raise ConfigError(f"node config: unknown key {sorted(unknown)[0].replace('_', '-')!r}")
-        try:
-            return cls(data=DataSpec(**values), **own)  # type: ignore[arg-type]
-        except TypeError as error:
-            raise ConfigError(f"node config: a value is of the wrong type ({error})") from None
+        return cls(data=DataSpec(**values), **own)
+
+
+_KINDS: dict[str, Any] = {**get_type_hints(DataSpec), **get_type_hints(ClientSettings)}
+_KINDS |= {"data": str, "size": Literal["S", "M", "L"]}
+
+
+@cache
+def _adapter(key: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_KINDS[key])

@@ -14,39 +14,40 @@ from flwr.serverapp import Grid, ServerApp
 
 from hyperbloom.client.app import app
 from hyperbloom.client.keep.state import ClientState
-from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSource, DataSpec, data_source
-from hyperbloom.common.errors import attempt
+from hyperbloom.common.errors import ConfigError, attempt
 from hyperbloom.server.flower_project import RUN_DIR, run_of
 from hyperbloom.server.flower_strategy import FlowerStrategy
 from hyperbloom.server.grids.inline import answer
 from hyperbloom.server.grids.local_clients import client_settings
 
-_NUMBERS = {"partition-id", "num-partitions"}
-"""The node config of a node that is only a number, as in Flower's simulation."""
+_NUMBERS = {"partition-id": "partition", "num-partitions": "partitions"}
+"""The node config of a node that is only a number, as in Flower's simulation, and our names for its keys."""
 
 
 class _Client(ClientApp):
     """Takes a client's settings from its node config, or for a node that is only a number, from the run config."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        own = {key: value for key, value in context.node_config.items() if key not in _NUMBERS}
-        if "partition-id" in context.node_config and not own:
+        if "partition-id" in context.node_config and context.node_config.keys() <= _NUMBERS.keys():
             return answer_as_numbered(run_of(context.run_config), _folder(context), message, context)
+        own = {_NUMBERS.get(key, key): value for key, value in context.node_config.items()}
         named = Context(context.run_id, context.node_id, own, context.state, context.run_config)
         return app(message, named)
 
 
 def answer_as_numbered(config: RunConfig, folder: Path, message: Message, context: Context) -> Message:
     """Answer as the client of a run whose number is the node's `partition-id`; its state is under `folder`."""
-    settings = client_settings(config, int(context.node_config["partition-id"]), folder.resolve())
-    own = Context(context.run_id, context.node_id, settings.to_node_config(), context.state, context.run_config)
     # Flower would wrap an exception from an actor in two tracebacks, and cut the end of the message off.
-    return answer(attempt(_answer, settings, message, own), message)
+    return answer(attempt(_answer, config, folder.resolve(), message, context), message)
 
 
-def _answer(settings: ClientSettings, message: Message, context: Context) -> Message:
+def _answer(config: RunConfig, folder: Path, message: Message, given: Context) -> Message:
+    if config.secure_aggregation:
+        raise ConfigError("secure_aggregation: a node that is only a number keeps no secrets between two messages")
+    settings = client_settings(config, int(given.node_config["partition-id"]), folder)
+    context = Context(given.run_id, given.node_id, settings.to_node_config(), given.state, given.run_config)
     _held(settings.folder.parent, replace(settings.data, partition=None))
     if message.metadata.message_type.partition(".")[0] == "query":
         return app(message, context)

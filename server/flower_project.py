@@ -8,7 +8,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, Section, make_run_config, parse_assignment
@@ -36,8 +37,11 @@ def make_project(folder: Path, config: RunConfig) -> None:
     if folder.exists():
         raise ConfigError(f"DIR: expected a new folder, found {folder}")
     module = name.lower().replace("-", "_") + "_app"
-    if config.eval_every == min(RunConfig().eval_every, config.rounds):
+    usual = make_run_config({}, config.model_dump(include={"rounds", "asynchronous"}), "defaults")
+    if config.eval_every == usual.eval_every:
         config = config.model_copy(update={"eval_every": None})  # the default follows the number of rounds
+    if config.local.schedule == usual.local.schedule:  # and this one the mode
+        config = config.model_copy(update={"local": config.local.model_copy(update={"schedule": None})})
     keys = "\n".join(line for key in _lines(config) for line in key)
     about = {"name": name, "module": module, "version": "1.0.0", "needs": f'"hyperbloom=={__version__}"'}
     text = Path(__file__).with_name("app.toml").read_text(encoding="utf-8").format(**about, keys=keys)
@@ -60,11 +64,13 @@ def run_of(values: Mapping[str, Any]) -> RunConfig:
 
 
 def _is_text(key: str) -> bool:
-    """Return whether a key of a run has text for its default, so that its value is never YAML."""
-    section: Any = RunConfig()
+    """Return whether the value of a key of a run is text, or one of some words, and so never YAML."""
+    kind: Any = RunConfig
     for name in key.split("."):
-        section = getattr(section, name, None)
-    return isinstance(section, str)
+        field = getattr(kind, "model_fields", {}).get(name)
+        kind = field.annotation if field else None
+    parts = get_args(kind) if get_origin(kind) in (Literal, Union, UnionType) else (kind,)
+    return any(part is str or isinstance(part, str) for part in parts)
 
 
 def _lines(section: Section, prefix: str = "") -> Iterator[list[str]]:
@@ -81,4 +87,4 @@ def _toml(value: Any) -> str:
     if value is None:
         return '""'
     # JSON is YAML, and JSON of text, numbers and truth values is TOML.
-    return json.dumps(value if isinstance(value, str | int | float) else json.dumps(value))
+    return json.dumps(value if isinstance(value, str | int | float) else json.dumps(value), ensure_ascii=False)

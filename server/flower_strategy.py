@@ -1,7 +1,7 @@
 """Our algorithms as Flower strategies: call `strategy.start(grid=grid, num_rounds=20)` in any ServerApp."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from rich.console import Console
+from safetensors.torch import load_file
 
 from hyperbloom.common.config import RunConfig, make_run_config
 from hyperbloom.common.errors import ConfigError
@@ -20,7 +21,8 @@ from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.runs.checkpoint import begun_as
-from hyperbloom.server.runs.folder import new_run_folder
+from hyperbloom.server.runs.folder import LAST, new_run_folder
+from hyperbloom.server.runs.lines import METRICS, read_lines
 from hyperbloom.server.runs.running import run_federation
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Algorithm
@@ -87,10 +89,9 @@ class FlowerStrategy(Strategy):
             changes["init_from"] = str(_stored(initial_arrays, folder / "initial"))
         config = self.config.model_copy(update=changes)
         resume = folder if begun_as(config, folder, "run_dir") else None
-        results = _Results(evaluate_fn)
-        more = (results, *self.listeners)
-        run_federation(config, Machines(), Console(), folder, True, resume, grid, more)
-        return results.result
+        central = _Central(evaluate_fn, config.strategy)
+        run_federation(config, Machines(), Console(), folder, True, resume, grid, (central, *self.listeners))
+        return _result(folder, central.metrics)
 
     def summary(self) -> None:
         """Print nothing; listeners report the run."""
@@ -104,46 +105,44 @@ class FlowerStrategy(Strategy):
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _refuse
 
 
-class _Results(Listener):
-    """Collects Flower's `Result` for the run's strategy; baselines are only reported to listeners."""
+class _Central(Listener):
+    """Evaluates the state of the run's strategy at the server, as the caller of `start` asks."""
 
-    def __init__(self, evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None) -> None:
-        self.result = Result()
-        self._evaluate = evaluate
-        self._algorithm: Algorithm | None = None
-        self._over = False
+    def __init__(self, evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None, strategy: str) -> None:
+        self.metrics: dict[int, MetricRecord] = {}
+        self._evaluate, self._strategy = evaluate, strategy
 
     def gathering(self, federation: Federation) -> None:
         """Remember the federation, whose roster belongs to the state."""
         self._federation = federation
 
     def phase(self, algorithm: Algorithm, name: str) -> None:
-        self._algorithm = self._algorithm or algorithm
+        self._algorithm = algorithm if name == self._strategy else None
 
     def round_done(self, report: RoundReport) -> None:
-        if self._over:
-            return
-        outcome = report.outcome
-        losses = [result.loss for result in outcome.results.values() if result.loss is not None]
-        metrics: dict[str, int | float] = {"clients": len(outcome.results)}
-        if losses:
-            metrics["loss"] = sum(losses) / len(losses)
-        self.result.train_metrics_clientapp[report.number] = MetricRecord(dict(metrics))
-        if outcome.evaluation:
-            self.result.evaluate_metrics_clientapp[report.number] = MetricRecord(dict(outcome.evaluation.metrics()))
-            if self._evaluate and (own := self._evaluate(report.number, self._arrays())) is not None:
-                self.result.evaluate_metrics_serverapp[report.number] = own
+        if self._evaluate and self._algorithm and report.outcome.evaluation:
+            arrays = _arrays(self._algorithm.state(), json.dumps(self._federation.roster.to_json()).encode())
+            if (own := self._evaluate(report.number, arrays)) is not None:
+                self.metrics[report.number] = own
 
-    def phase_done(self, algorithm: Algorithm) -> None:
-        """Store the server's state when the first strategy ends."""
-        if not self._over:
-            self.result.arrays, self._over = self._arrays(), True
 
-    def _arrays(self) -> ArrayRecord:
-        assert self._algorithm is not None
-        arrays = {name: Array(tensor.cpu().numpy()) for name, tensor in self._algorithm.state().items()}
-        roster = json.dumps(self._federation.roster.to_json()).encode()
-        return ArrayRecord(arrays | {ROSTER: Array(np.frombuffer(roster, np.uint8))})
+def _result(folder: Path, central: dict[int, MetricRecord]) -> Result:
+    """Return what a finished run's strategy has left in its folder, with the metrics of the caller's evaluation."""
+    result = Result(evaluate_metrics_serverapp=central)
+    for line in read_lines(folder / METRICS):  # in asynchronous mode a round's first line is the one of its training
+        trained: dict[str, Any] = {key: line[key] for key in ("clients", "loss") if key in line}
+        result.train_metrics_clientapp.setdefault(line["round"], MetricRecord(trained))
+        if "metric" in line:
+            scores = dict(list(line.items())[[*line].index("metric") + 1 :])
+            result.evaluate_metrics_clientapp[line["round"]] = MetricRecord(scores)
+    last = folder / LAST
+    result.arrays = _arrays(load_file(last) if last.exists() else {}, (folder / "roster.json").read_bytes())
+    return result
+
+
+def _arrays(state: Mapping[str, torch.Tensor], roster: bytes) -> ArrayRecord:
+    arrays = {name: Array(tensor.cpu().numpy()) for name, tensor in state.items()}
+    return ArrayRecord(arrays | {ROSTER: Array(np.frombuffer(roster, np.uint8))})
 
 
 def _stored(arrays: ArrayRecord, folder: Path) -> Path:

@@ -17,7 +17,7 @@ from flwr.common.constant import (
     SubStatus,
 )
 from flwr.common.serde import fab_to_proto, message_to_proto
-from flwr.proto.control_pb2 import StartRunRequest
+from flwr.proto.control_pb2 import StartRunRequest, StopRunRequest
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     PullMessagesRequest,

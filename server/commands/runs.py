@@ -220,7 +220,7 @@ def _new(folder: Path, config: Path | None, assignments: tuple[str, ...]) -> Non
     from hyperbloom.server.flower_project import make_project
 
     make_project(folder, load_run_config(config, dict(parse_assignment(text) for text in assignments)))
-    print(f"wrote {folder}; next: flwr run {folder} --stream --run-config \"strategy='pfedhn' rounds=20\"")
+    print(f"wrote {folder}; next: flwr run {folder} --stream --run-config rounds=20")
 
 
 app = group(

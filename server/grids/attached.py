@@ -6,14 +6,16 @@ another process, with 3 s between polls.
 """
 
 import hashlib
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 
 import httpx
 from flwr.app import Message
 
-from hyperbloom.common.errors import ConnectionFailed
+from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.server.broker import flower
 from hyperbloom.server.broker.hosted import bundle
 from hyperbloom.server.grids.live import LiveGrid
@@ -85,12 +87,15 @@ def attached(address: str, version: str, ca: bytes | None = None) -> Iterator[Li
 
     Raises:
         ConnectionFailed: another process took the run's task, or the SuperLink does not answer any more.
+        ConfigError: the CA is no certificate.
     """
     try:
         with _task(address, version, ca) as superlink:
             yield LiveGrid(superlink)
     except httpx.HTTPError as error:
         raise ConnectionFailed(f"the SuperLink at {address} does not answer ({error})") from None
+    except ssl.SSLError:
+        raise ConfigError("--certs: its ca.pem holds no certificate") from None
 
 
 @contextmanager
@@ -98,12 +103,20 @@ def _task(address: str, version: str, ca: bytes | None) -> Iterator[Attached]:
     told = flower.RuntimeVersionHttpInterceptor(component_name="flower-server")
     content = bundle(version)
     fab = flower.Fab(hashlib.sha256(content).hexdigest(), content, {})
-    with closing(flower.ControlHttpClient.from_server_address(address, ca is None, ca, [told])) as control:
+    connect = partial(flower.ControlHttpClient.from_server_address, address, ca is None, ca, [told])
+    with closing(connect()) as control:
         run_id = control.StartRun(flower.StartRunRequest(fab=flower.fab_to_proto(fab))).run_id
+
+    def given_up(why: str) -> ConnectionFailed:
+        """Stop the run, or the next process that asks for a task would get this one's."""
+        with closing(connect()) as control:
+            control.StopRun(flower.StopRunRequest(run_id=run_id))
+        return ConnectionFailed(why)
+
     with closing(flower.RuntimeHttpClient.from_server_address(address, ca is None, ca, [told])) as runtime:
         token = runtime.AcquireTask(flower.AcquireTaskRequest(supported_task_types=[flower.TaskType.SERVER_APP])).token
     if not token:
-        raise ConnectionFailed(
+        raise given_up(
             "the SuperLink did not hand out the run's task; another process took it first: start it with "
             "flower-superlink --isolation process"
         )
@@ -119,7 +132,10 @@ def _task(address: str, version: str, ca: bytes | None) -> Iterator[Attached]:
     try:
         start = client.PullTaskInput(flower.PullTaskInputRequest())
         if start.run.run_id != run_id:
-            raise ConnectionFailed(f"the SuperLink handed out run {start.run.run_id}, which somebody else has started")
+            raise given_up(
+                f"the SuperLink handed out run {start.run.run_id}, which somebody else has started, and which failed "
+                "by this; start this one again, then that one"
+            )
         flower.TaskIdentity.task_id, flower.TaskIdentity.run_id = start.task_id, run_id
         flower.TaskIdentity.node_id = start.context.node_id
         yield Attached(client, run_id)

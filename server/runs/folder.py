@@ -45,6 +45,7 @@ from hyperbloom.server.runs.checkpoint import DAMAGED, read_resume, selected_fil
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, GAINS, METRICS, client_lines, metrics_line, phase_folder
 from hyperbloom.strategies.algorithm import Algorithm
 
+LAST = "hypernetwork-last.safetensors"
 _PACKAGES = ("flwr", "torch", "torchvision", "numpy", "grpcio", "protobuf", "safetensors")
 
 
@@ -238,7 +239,7 @@ class RunFolder(Listener):
     def phase_done(self, strategy: Algorithm) -> None:
         """Write the server's last state."""
         if state := strategy.state():
-            write_tensors(self._phase / "hypernetwork-last.safetensors", state, {})
+            write_tensors(self._phase / LAST, state, {})
         write_json(self.path / "roster.json", self._federation.roster.to_json())
 
 

@@ -157,8 +157,12 @@ def test_every_setting_is_in_the_round_trip_above() -> None:
     ("changes", "message"),
     [
         ({"partitons": 3}, "node config: unknown key 'partitons'"),
-        ({"max-size": 3, "a_b": 1}, "node config: unknown key 'a-b'"),
-        ({"client-id": "a", "disclose": "it"}, "disclose: expected one of types, all-types, graph, found 'it'"),
+        ({"max-size": 3}, "node config: unknown key 'max-size'"),
+        ({"disclose": "it"}, "node config: disclose: expected 'types', 'all-types' or 'graph', found 'it'"),
+        (
+            {"disclose-class-shares": "false"},
+            "node config: disclose-class-shares: expected a valid boolean, found 'false'",
+        ),
     ],
 )
 def test_an_unknown_key_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -177,10 +181,29 @@ def test_numbers_out_of_range_are_refused_by_the_data_spec() -> None:
         ClientSettings.from_node_config({**FULL.to_node_config(), "partition": 6})
 
 
-@pytest.mark.parametrize("changes", [{"client-id": 7}, {"partitions": "6"}, {"alpha": "much"}, {"max-train": "50"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client-id": 7},
+        {"partitions": "6"},
+        {"alpha": "much"},
+        {"max-train": "50"},
+        {"max-train": 60.0},
+        {"data": 5},
+        {"size": "XL"},
+        {"min-noise": True},
+        {"low-memory": "no"},
+    ],
+)
 def test_a_value_of_another_type_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises((ConfigError, DataError)):
+    (key,) = changes
+    with pytest.raises(ConfigError, match=f"^node config: {key}: expected .*found {changes[key]!r}"):
         ClientSettings.from_node_config({**FULL.to_node_config(), **changes})
+
+
+def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ward")
+    assert ClientSettings.from_node_config({"client-id": "a", "state-dir": "~/a"}).folder == Path("/home/ward/a")
 
 
 @pytest.mark.parametrize("client_id", ["a", "7", "Ward_7.left-B", "a" * 64])

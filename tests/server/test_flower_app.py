@@ -14,7 +14,7 @@ from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.wire.orders import Greeting, Introduction
 from hyperbloom.common.wire.pack import pack, unpack
-from hyperbloom.server.flower_app import answer_as_numbered
+from hyperbloom.server.flower_app import answer_as_numbered, client
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.session import Session
@@ -71,3 +71,34 @@ def test_an_answer_leaves_the_nodes_own_configuration_alone(tmp_path: Path) -> N
     reply = answer_as_numbered(CONFIG, tmp_path, Message(pack(Greeting("1")), 9, Greeting.message_type), context)
     assert unpack(Introduction, reply.content).client_id == "client-3"
     assert context.node_config == {"partition-id": 3, "num-partitions": 4}  # Flower reads it after every answer
+
+
+def told(node_config: dict[str, Any], folder: Path, config: RunConfig = CONFIG) -> Message:
+    """Return what a numbered node answers to a greeting."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    context = Context(1, 9, node_config, RecordDict(), {})
+    return answer_as_numbered(config, folder, Message(pack(Greeting("1")), 9, Greeting.message_type), context)
+
+
+def test_a_number_beyond_the_runs_clients_is_refused_in_words(tmp_path: Path) -> None:
+    reply = told({"partition-id": 4, "num-partitions": 5}, tmp_path)
+    assert reply.error.reason == "DataError: partition: expected 0 to 3 (partitions - 1), found 4"
+
+
+def test_nodes_that_keep_no_secrets_refuse_secure_aggregation(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"strategy": "fedavg", "options": {}, "secure_aggregation": True})
+    reply = told({"partition-id": 0, "num-partitions": 4}, tmp_path, config)
+    assert "keeps no secrets between" in str(reply.error.reason)
+
+
+def test_a_named_node_with_a_number_takes_its_part_of_the_data(tmp_path: Path) -> None:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    own: dict[str, Any] = {
+        "client-id": "a",
+        "data": "digits",
+        "state-dir": str(tmp_path),
+        "partition-id": 1,
+        "num-partitions": 4,
+    }
+    reply = client(Message(pack(Greeting("1")), 9, Greeting.message_type), Context(1, 9, own, RecordDict(), {}))
+    assert unpack(Introduction, reply.content).train_examples < 300  # of 1,079

@@ -8,10 +8,10 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args
 
-from hyperbloom.common.config import RunConfig, Section, load_run_config
+from hyperbloom.common.config import DataConfig, RunConfig, Section, load_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.cli import main
-from hyperbloom.server.flower_project import RUN_DIR, run_of
+from hyperbloom.server.flower_project import RUN_DIR, make_project, run_of
 
 
 def run_config(folder: Path) -> dict[str, Any]:
@@ -46,6 +46,24 @@ def test_flower_builds_it_and_overrides_its_keys(tmp_path: Path) -> None:
     wanted = {"strategy": "fedavg", "rounds": 5, "local.steps": 2, "local.clip": 3.0, "baselines": ["local"]}
     assert run_of(values) == load_run_config(None, {**wanted, "data.max_train": 9})
     assert values[RUN_DIR] == "/r/1"
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+@pytest.mark.parametrize("text", ["# rooms", "/srv/data #2", "null", "2", "%", "/m/a: b", "[x]", "\U0001f600"])
+def test_text_comes_back_as_it_is(text: str, tmp_path: Path) -> None:
+    config = RunConfig().model_copy(
+        update={"data": DataConfig(label=text, root=text), "backbone": text, "select": text}
+    )
+    make_project(tmp_path / "ward", config)
+    again = run_of(run_config(tmp_path / "ward"))
+    assert (again.data.label, again.data.root, again.backbone, again.select) == (text,) * 4
+
+
+def test_what_follows_other_keys_follows_their_overrides(tmp_path: Path) -> None:
+    make_project(tmp_path / "a", load_run_config(None, {}))
+    make_project(tmp_path / "b", load_run_config(None, {"asynchronous": True}))
+    assert run_of({**run_config(tmp_path / "a"), "asynchronous": True}).local.schedule == "constant"
+    assert run_of({**run_config(tmp_path / "b"), "asynchronous": False}).local.schedule == "cosine"
 
 
 @pytest.mark.parametrize(

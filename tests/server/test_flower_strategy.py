@@ -22,7 +22,9 @@ from hyperbloom.server.flower_strategy import ROSTER, FlowerStrategy
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.runs.lines import read_lines
+from hyperbloom.server.runs.recorded import read_summary
 from hyperbloom.strategies import STRATEGIES
+from hyperbloom.strategies.algorithm import Algorithm
 
 REFUSAL = r"^a round may have several exchanges with a client; call start\(\), which plays them all$"
 
@@ -122,11 +124,40 @@ def test_it_goes_on_in_a_folder_where_the_run_has_begun(config: RunConfig, tmp_p
     with pytest.raises(ConnectionError, match="killed"):
         FlowerStrategy(config, tmp_path / "run", [Killed()]).start(inline_grid(config, tmp_path))
     result = started(config, tmp_path)
-    assert list(result.train_metrics_clientapp) == [2, 3]
+    assert list(result.train_metrics_clientapp) == [1, 2, 3]
     with pytest.raises(ConfigError, match="is complete"):
         started(config, tmp_path)
     with pytest.raises(ConfigError, match=r"^run_dir: .* holds another run than is described here; name a new folder$"):
         started(config, tmp_path, num_rounds=4)
+
+
+def test_a_run_that_stopped_in_a_baseline_has_the_result_of_its_strategy(tmp_path: Path) -> None:
+    class Killed(Listener):
+        def phase(self, algorithm: Algorithm, name: str) -> None:
+            self.name = name
+
+        def round_done(self, report: RoundReport) -> None:
+            if self.name == "fedavg":
+                raise ConnectionError("killed")
+
+    keys = {"clients": 2, "cohort": 2, "rounds": 2, "eval_every": 2, "baselines": ["fedavg"], "gains": False}
+    config = make_run_config({**keys, "local": {"steps": 1}}, {}, "a test")
+    asked: list[int] = []
+    with pytest.raises(ConnectionError, match="killed"):
+        FlowerStrategy(config, tmp_path / "run", [Killed()]).start(inline_grid(config, tmp_path))
+    result = started(config, tmp_path, evaluate_fn=lambda number, arrays: asked.append(number))
+    stored = load_file(tmp_path / "run/hypernetwork-last.safetensors")
+    assert set(result.arrays) == {*stored, ROSTER}
+    assert not asked, "the baseline's state is none of the caller's"
+    (chosen,) = (each for name, each in read_summary(tmp_path / "run").items() if name == "pfedhn")
+    assert result.evaluate_metrics_clientapp[chosen.round]["val_mean"] == chosen.metrics["val_mean"]
+
+
+def test_an_evaluation_in_asynchronous_mode_leaves_the_training_of_its_round(tmp_path: Path) -> None:
+    keys = {"clients": 2, "cohort": 2, "rounds": 2, "eval_every": 1, "asynchronous": True, "gains": False}
+    result = started(make_run_config({**keys, "local": {"steps": 1}}, {}, "a test"), tmp_path)
+    assert [metrics["clients"] for metrics in result.train_metrics_clientapp.values()] == [2, 2]
+    assert list(result.evaluate_metrics_clientapp) == [1, 2]
 
 
 def test_each_algorithm_is_a_strategy_of_the_library(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """A run on a stock SuperLink, which speaks HTTP with the server and gRPC with the clients."""
 
+import hashlib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ from benchmarks.supernodes import stock_superlink
 from hyperbloom.client.link.connection import Connection
 from hyperbloom.client.link.runtime import retries_of
 from hyperbloom.client.link.server import Link
-from hyperbloom.common.errors import ConnectionFailed
+from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.server.broker import flower
 from hyperbloom.server.broker.flower import TaskIdentity
+from hyperbloom.server.broker.hosted import bundle
 from hyperbloom.server.broker.superlink import free_port
 from hyperbloom.server.grids.attached import Attached, attached
 from hyperbloom.server.grids.live import LiveGrid
@@ -69,7 +73,28 @@ def test_a_round_on_a_stock_superlink_even_if_the_answer_to_a_call_is_lost(
         assert [node.node_id for node in grid.get_nodes()] == []
 
 
+def test_a_run_of_somebody_else_that_waits_stands_in_the_way_once(addresses: tuple[str, str]) -> None:
+    _, api = addresses
+    content = bundle("0.1.0")
+    fab = flower.Fab(hashlib.sha256(content).hexdigest(), content, {})
+    told = flower.RuntimeVersionHttpInterceptor(component_name="a test")
+    with closing(flower.ControlHttpClient.from_server_address(api, True, None, [told])) as control:
+        waiting = control.StartRun(flower.StartRunRequest(fab=flower.fab_to_proto(fab))).run_id
+    with (
+        pytest.raises(ConnectionFailed, match=f"run {waiting}, which somebody else has"),
+        attached(api, "0.1.0"),
+    ):
+        raise AssertionError
+    with attached(api, "0.1.0") as grid:
+        assert list(grid.get_nodes()) == []
+
+
 def test_a_superlink_that_is_away_is_told_in_one_line() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"^--certs: its ca\.pem holds no certificate$"),
+        attached("127.0.0.1:1", "0.1.0", b"nonsense"),
+    ):
+        raise AssertionError
     with (
         pytest.raises(ConnectionFailed, match=r"the SuperLink at 127\.0\.0\.1:1 does not answer"),
         attached("127.0.0.1:1", "0.1.0"),
