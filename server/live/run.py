@@ -37,10 +37,10 @@ class LiveRun:
         self.courses = {
             name: Board(name, self.config.rounds) for name in (self.config.strategy, *self.config.baselines)
         }
-        self._tails = [(Tail(self.folder / EVENTS), self.events.append)]
-        for name, course in self.courses.items():
-            place = phase_folder(self.folder, self.config, name)
-            self._tails += [(Tail(place / METRICS), course.add_round), (Tail(place / CLIENTS), course.add_client)]
+        places = [(phase_folder(self.folder, self.config, name), course) for name, course in self.courses.items()]
+        self._tails = [(Tail(place / METRICS), course.add_round) for place, course in places]
+        self._tails += [(Tail(self.folder / EVENTS), self.events.append)]
+        self._tails += [(Tail(place / CLIENTS), course.add_client) for place, course in places]
         self.running = is_running(self.folder)
 
     def look(self, seconds: float) -> None:
@@ -55,7 +55,7 @@ class LiveRun:
         if beside != self._beside:
             self._beside, self.version = beside, self.version + 1
         for tail, add in self._tails:
-            while time.monotonic() < until:
+            while tail.path.name == METRICS or time.monotonic() < until:  # these are small, and say how far it is
                 lines = tail.read(CHUNK)
                 if tail.cut:
                     self._begin()

@@ -79,7 +79,7 @@ class _Site:
         """Send the list of runs, or to the run if there is only one."""
         names = await run_in_threadpool(find_runs, self._folder)
         if list(names.values()) == [self._folder]:
-            return RedirectResponse(f"/run/{next(iter(names))}", headers=HEADERS)
+            return RedirectResponse(f"/run/{quote(next(iter(names)))}", headers=HEADERS)
         parts = await run_in_threadpool(self._overview)
         return _page([("", "/changes", parts)], self._folder.name)
 

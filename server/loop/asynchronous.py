@@ -109,7 +109,7 @@ class _Loop:
         self._finish(orders=self.config.gains)  # to compare models, all clients are asked at once
         self.federation.post.give_up([each.letter for each in self._written.values()])  # a baseline must not get these
         if self.best is None:
-            raise CohortError(rounds.NEVER_EVALUATED)
+            raise CohortError(f"{self.config.strategy}: {rounds.NEVER_EVALUATED}")
         return self.best
 
     def _turn(self) -> None:

@@ -148,7 +148,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
         if due(config.checkpoint_every, config, number):
             save(Progress(number, best, fruitless, orders=number, elapsed=time.perf_counter() - begin))
     if best is None:
-        raise CohortError(NEVER_EVALUATED)
+        raise CohortError(f"{config.strategy}: {NEVER_EVALUATED}")
     return best
 
 

@@ -17,7 +17,7 @@ from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsn
 from hyperbloom.server.pages.page import render
 from hyperbloom.server.pages.report_data import RunData, read_run_data
 from hyperbloom.server.pages.score_charts import score_charts
-from hyperbloom.server.runs.course import Course
+from hyperbloom.server.runs.course import Course, asked
 from hyperbloom.server.runs.lines import ADVICE, REPORT, Line
 from hyperbloom.server.runs.recorded import flat, read_json, read_summary
 from hyperbloom.server.watch.board import amount, duration
@@ -136,7 +136,7 @@ def _per_round(course: Course, what: str, values: Mapping[int, float]) -> Markup
 
 
 def _kilobytes(line: Line, way: str) -> float:
-    return float(line.get(f"bytes_{way}", 0)) / 1e3 / max(1, int(line["clients"]))
+    return float(line.get(f"bytes_{way}", 0)) / 1e3 / max(1, asked(line))
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

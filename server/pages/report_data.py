@@ -101,7 +101,7 @@ def _beside(folder: Path, config: RunConfig, novel: Set[str]) -> tuple[list[Cour
         other = read_config(cell)
         if other.seed == config.seed and other.strategy != config.strategy:
             others.append(read_course(other.strategy, cell, read_summary(cell).get(other.strategy), novel))
-    return others, f"The other strategies are runs of the same comparison with seed {config.seed}."
+    return others, f"The other strategies are runs of the same comparison with seed {config.seed}." if others else ""
 
 
 def _read_clients(

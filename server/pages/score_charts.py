@@ -8,12 +8,12 @@ from torch import Tensor
 
 from hyperbloom.common.tasks import GRID, REACH, TaskSpec, make_task
 from hyperbloom.common.tasks.measures import regrouped
-from hyperbloom.server.pages.charts import Series, lines
+from hyperbloom.server.pages.charts import STYLES, Series, lines
 from hyperbloom.server.pages.report_data import RunData
 from hyperbloom.server.pages.svg import Frame, picture, tag
 
-MOST = 8
-"""Most labels with a curve, or targets with a chart; these are the first ones."""
+MOST = STYLES - 1
+"""Most labels with a curve, or targets with a chart; these are the first ones. The last colour is that of chance."""
 
 
 class ScoreChart(NamedTuple):
@@ -69,7 +69,8 @@ def _against(grids: Tensor, means: Sequence[float], deviations: Sequence[float])
     for target, (cells, mean, std) in enumerate(zip(grids.view(-1, GRID, GRID), means, deviations, strict=False)):
         low, high = mean - REACH * std, mean + REACH * std
         frame = Frame((low, low), (high, high), height=420.0)
-        most, side, marks = float(cells.max()) or 1.0, (high - low) / GRID, frame.axes("prediction", "target")
+        most, side = float(cells.max()) or 1.0, (high - low) / GRID
+        marks = frame.axes("prediction", "target", whole=False)
         for row, column in cells.nonzero().tolist():
             count = float(cells[row, column])
             x, y = frame.at(low + (column + 0.5) * side, low + (row + 0.5) * side)

@@ -6,6 +6,7 @@ Colours are classes of the page's style sheet, so that charts work on light and 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
@@ -31,6 +32,7 @@ def _value(value: object) -> str:
 
 def picture(name: str, title: str, description: str, size: tuple[float, float], marks: Sequence[str]) -> Markup:
     """Return an SVG picture, `name` unique in the page, with a description for screen readers."""
+    name = quote(name, safe="")  # a space would end an id
     return tag(
         "svg",
         tag("title", title, id=f"{name}-title"),
@@ -65,14 +67,14 @@ class Frame:
             self.height - self.bottom - up * (self.height - self.top - self.bottom),
         )
 
-    def axes(self, below: str, unit: str) -> list[Markup]:
-        """Return grid lines with numbers, and the labels of both axes."""
+    def axes(self, below: str, unit: str, whole: bool = True) -> list[Markup]:
+        """Return grid lines with numbers, `whole` ones below, and the labels of both axes."""
         marks = []
         for value in nice_ticks(self.low[1], self.high[1]):
             x, y = self.at(self.low[0], value)
             marks.append(tag("path", d=f"M{x:.1f} {y:.1f}H{self.width - self.right:.1f}", class_="grid"))
             marks.append(tag("text", f"{value:,g}", x=x - 7, y=y + 4.5, class_="tick end"))
-        for value in nice_ticks(self.low[0], self.high[0], whole=True):
+        for value in nice_ticks(self.low[0], self.high[0], whole):
             x, y = self.at(value, self.low[1])
             marks.append(tag("text", f"{value:,g}", x=x, y=y + 20, class_="tick middle"))
         middle = (self.left + self.width - self.right) / 2

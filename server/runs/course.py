@@ -48,13 +48,18 @@ class Course:
         return float(sum(line["seconds"] for line in self.rounds))
 
     @property
-    def trained(self) -> int:
-        """Return how many times a client has trained, over all clients."""
-        return sum(line["clients"] for line in self.rounds)
+    def asked(self) -> int:
+        """Return how many times a client was asked, over all clients, with those that were left out."""
+        return sum(map(asked, self.rounds))
 
     def bytes_each(self, direction: str) -> float:
-        """Return the mean bytes of training per client and round; `direction` is `down` or `up`."""
-        return float(sum(line.get(f"bytes_{direction}", 0) for line in self.rounds)) / max(1, self.trained)
+        """Return the mean bytes of training per client that was asked, and round; `direction` is `down` or `up`."""
+        return float(sum(line.get(f"bytes_{direction}", 0) for line in self.rounds)) / max(1, self.asked)
+
+
+def asked(line: Line) -> int:
+    """Return how many clients of a round's line were sent an order, with those that were left out then."""
+    return int(line["clients"] + line.get("left_out", 0))
 
 
 def read_course(name: str, place: Path, selection: Selection | None, novel: Set[str] = frozenset()) -> Course:

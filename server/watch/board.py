@@ -90,8 +90,10 @@ class Board:
                 self._selected = line["val_mean"], number
 
     def is_over(self, config: RunConfig) -> bool:
-        """Return whether the strategy has had all rounds of its run, or patience has ended it."""
+        """Return whether the strategy has had all rounds of its run, or patience has ended it, and it has a result."""
         selected = self._selected and self._selected[1]
+        if not self.means:
+            return False
         return self.done >= config.rounds or config.has_lost_patience(selected, self._evaluated.get("round", 0))
 
     def add_client(self, line: Line) -> None:

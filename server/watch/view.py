@@ -125,10 +125,10 @@ def results_table(
     Clients in `novel` never train; they have their own mean and count in no other.
     """
     table = Table()
-    table.add_column("client")
+    table.add_column("client", overflow="fold")
     table.add_column("examples", justify="right")
     for name, selection in results.items():
-        table.add_column(Text(f"{name}\n(round {selection.round})"), justify="right")
+        table.add_column(Text(f"{name}\n(round {selection.round})"), justify="right", overflow="fold")
     scale = scale_of(next((selection.metric for selection in results.values()), "accuracy"))
     for client, examples in islice(train_examples.items(), MOST_ROWS):
         values = [selection.test_accuracy.get(client) for selection in results.values()]

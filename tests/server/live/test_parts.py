@@ -66,6 +66,14 @@ def test_the_list_of_runs(tmp_path: Path) -> None:
     assert text.count("61.0 %") == 2 and "side by side" in text
 
 
+def test_a_complete_run_is_listed_as_such_however_large_it_is(tmp_path: Path) -> None:
+    folder = Recording(tmp_path / "one").whole()
+    with (folder / "clients.jsonl").open("a") as file:
+        file.write((folder / "clients.jsonl").read_text() * 3_000)
+    text = str(overview_parts({"one": folder})["runs"])
+    assert "complete" in text and "stopped" not in text
+
+
 def test_a_run_that_goes_on_is_listed_with_its_round(tmp_path: Path) -> None:
     """Whether it goes on takes a fifth of a second to find out, longer than the list may read of each run."""
     folder = Recording(tmp_path / "one").whole()

@@ -66,6 +66,14 @@ def test_a_browser_gets_the_page_and_then_what_changes(tmp_path: Path) -> None:
             assert "21.0 %" in next_change(lines)["figures"]
 
 
+def test_any_folder_can_be_watched(tmp_path: Path) -> None:
+    with served(Recording(tmp_path / "run #1?").whole()) as client:
+        sent = client.get("/", follow_redirects=True)
+        assert sent.status_code == 200
+        (names,) = re.findall('<svg[^>]*aria-labelledby="([^"]+curve[^"]+)"', sent.text)
+        assert all(f'id="{name}"' in sent.text for name in names.split())
+
+
 def test_it_is_read_only_and_loads_nothing_from_elsewhere(folder: Path, client: httpx.Client) -> None:
     for path in ("/", "/run/one", "/live.js", "/run/none", "/report/one"):
         policy = client.get(path).headers["content-security-policy"]

@@ -189,7 +189,8 @@ def test_strategies_of_a_comparison_are_put_beside_each_other(tmp_path: Path) ->
     assert write_report(tmp_path) == tmp_path / "pfedhn-seed0" / "report.html"
     page = Page(tmp_path / "pfedhn-seed0" / "report.html")
     assert "The other strategies are runs of the same comparison with seed 0." in page.text
-    assert [course.name for course in read_run_data(tmp_path / "fedavg-seed1").courses] == ["fedavg"]
+    alone = read_run_data(tmp_path / "fedavg-seed1")
+    assert [course.name for course in alone.courses] == ["fedavg"] and alone.compared == ""
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hyperbloom.common.tasks import TaskSpec, make_task
+from hyperbloom.server.pages.charts import style_of
 from hyperbloom.server.pages.report_data import RunData
 from hyperbloom.server.pages.score_charts import score_charts
 from hyperbloom.server.runs.recorded import Members
@@ -34,6 +35,18 @@ def test_labels_that_are_never_seen_have_no_curve() -> None:
     (roc, _) = score_charts(run("multilabel", torch.zeros(2, 2), labels))
     assert roc.names == ["label 1", "chance"]
     assert score_charts(run("multilabel", torch.zeros(2, 1), torch.ones(2, 1))) == []
+
+
+def test_chance_has_a_colour_of_its_own() -> None:
+    labels = torch.tensor([[0.0] * 9, [1.0] * 9])
+    roc, _ = score_charts(run("multilabel", torch.zeros(2, 9), labels))
+    assert len({style_of(index) for index, _ in enumerate(roc.names)}) == len(roc.names)
+
+
+def test_targets_that_hardly_differ_have_numbers_on_both_axes() -> None:
+    labels = torch.randn(50, 1, generator=torch.Generator().manual_seed(0))
+    (chart,) = score_charts(run("regression", labels.clone(), labels, (0.5, 0.05)))
+    assert chart.chart.count('class="tick middle"') >= 3
 
 
 @pytest.mark.parametrize("targets", [1, 2])

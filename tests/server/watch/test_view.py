@@ -95,6 +95,16 @@ def test_a_table_of_many_clients_says_where_the_others_are() -> None:
     assert table[1 + MOST_ROWS][0] == names[MOST_ROWS - 1]
 
 
+def test_long_names_are_whole_in_a_narrow_table() -> None:
+    clients = [f"university-hospital-heidelberg-radiology-{number}" for number in (1, 2)]
+    results = {name: selection(80, dict.fromkeys(clients, 50.0)) for name in ("pfedhn", "hafl-distillation", "local")}
+    shown = Console(file=io.StringIO(), width=60, color_system=None)
+    shown.print(results_table(results, dict.fromkeys(clients, 9)))
+    columns = zip(*(re.split("[│┃]", line)[1:-1] for line in text(shown).splitlines() if line[0] in "│┃"), strict=True)
+    first, _, _, second, _ = ("".join(cell.strip() for cell in column) for column in columns)
+    assert all(name in first for name in clients) and "hafl-distillation" in second
+
+
 def test_the_best_of_a_row_stands_out() -> None:
     results = {
         "one": selection(1, {"a": 1.0, "b": 5.0}, test_mean=3.0),
