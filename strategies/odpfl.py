@@ -186,7 +186,7 @@ class ODPFL(PFedHN):
         unscored = [client for client in trained if client.row not in self._original_scores]
         rows = {client.client_id: client.row for client in unscored}
         found = yield from turn.score(unscored, self._originals)
-        self._original_scores |= {rows[name]: result for name, result in found.items()}
+        self._original_scores |= {rows[name]: each for name, each in found.items() if type(each) is EvaluateResult}
         names = {client.client_id: client.row for client in trained}
         found_here = [result for name, result in scores.items() if name in names]
         kept = {name: self._original_scores[row] for name, row in names.items() if row in self._original_scores}

@@ -30,7 +30,8 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
     state = ClientState(settings.folder)
     run_id = _run_id(state, run)
     tensors, scored = state.load_scored(run_id)
-    source = source_under(settings.data, scored.table) if scored.table else data_source(settings.source)
+    table = scored.table if settings.data.is_table else None
+    source = source_under(settings.data, table) if table else data_source(settings.source)
     data = source.client(settings.data.partition)
     if (data.input_shape, data.num_classes) != (scored.input_shape, scored.num_classes):
         raise ConfigError(

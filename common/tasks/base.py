@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hyperbloom.common.errors import ConfigError, DataError
+from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.tasks.measures import BINS, Metric, histogram_of
 
 
@@ -62,6 +62,8 @@ class Task(ABC):
     """Whether targets are standardised, by moments that clients may disclose."""
 
     def __init__(self, spec: TaskSpec) -> None:
+        if spec.balanced and type(self).weights is Task.weights:
+            raise ConfigError(f"class_weights: expected none, because {spec.name} has no classes")
         self.spec = spec
 
     @abstractmethod
@@ -69,8 +71,8 @@ class Task(ABC):
         """Raise a DataError if labels `(N, ...)` are not those of a network with so many outputs."""
 
     def weights(self, labels: Tensor) -> Tensor:
-        """Return balanced weights of labels, shaped as `losses`, with mean 1; DataError if there are no classes."""
-        raise DataError(f"class_weights: expected none, because {self.spec.name} has no classes")
+        """Return balanced weights of labels, shaped as `losses`, with mean 1. Only for tasks with classes."""
+        raise NotImplementedError
 
     @abstractmethod
     def losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -77,7 +78,7 @@ def write_table(out: Path, cells: Sequence[Cell]) -> str:
         rows=rows,
         amount=amount,
         most=max((max(row["bytes_down"], row["bytes_up"]) for row in rows), default=0) or 1,
-        curve=_curves(results, name) if rows else None,
+        curve=_curves(results, name) if any(course.curve for _, course in chain(*results.values())) else None,
         metric=metric,
         scale=scale,
         largest=100.0 if scale.percent else max((abs(row["mean"]) for row in rows), default=0.0) or 1.0,

@@ -6,6 +6,7 @@ The page is served by a process of its own (`server/live/site.py`), so nothing h
 import json
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, GAINS, METRICS, REPORT, Line, Tail, phase_folder
@@ -38,9 +39,11 @@ class LiveRun:
             name: Board(name, self.config.rounds) for name in (self.config.strategy, *self.config.baselines)
         }
         places = [(phase_folder(self.folder, self.config, name), course) for name, course in self.courses.items()]
-        self._tails = [(Tail(place / METRICS), course.add_round) for place, course in places]
-        self._tails += [(Tail(self.folder / EVENTS), self.events.append)]
-        self._tails += [(Tail(place / CLIENTS), course.add_client) for place, course in places]
+        self._tails: list[tuple[Tail, Callable[[Line], None]]] = [
+            *((Tail(place / METRICS), course.add_round) for place, course in places),
+            (Tail(self.folder / EVENTS), self.events.append),
+            *((Tail(place / CLIENTS), course.add_client) for place, course in places),
+        ]
         self.running = is_running(self.folder)
 
     def look(self, seconds: float) -> None:

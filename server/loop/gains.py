@@ -27,16 +27,20 @@ def check_gain(gain: Gain, metric: str) -> None:
 PATIENCE = 10  # training alone takes as long as all rounds of a client; in units of `round_timeout_s`
 
 
-def ask_gains(run: Run, number: int, done: int) -> None:
+def rounds_alone(run: Run, done: int) -> int:
+    """Return how often a client has trained in the `done` rounds of a run, on average."""
+    trained = sum(map(run.may_train, run.federation.roster))  # here now, or not
+    return math.ceil(done * min(1.0, run.config.cohort / max(1, trained)))
+
+
+def ask_gains(run: Run, number: int, rounds: int) -> None:
     """Let every client that may train compare its model of round `number`, and tell the listeners what they gain.
 
-    Each has trained as often as in the `done` rounds of the run. Only some disclose what they gain.
+    Each trains `rounds` rounds alone. Only some disclose what they gain.
     """
     config, gains, metric = run.config, dict[str, Gain](), run.algorithm.metrics[0]
     sgd, decays = run.turn(1).sgd, config.local.schedule == "cosine"
     clients = [client for client in run.federation.idle if not config.is_novel(client.row)]
-    trained = sum(map(run.may_train, run.federation.roster))  # here now, or not
-    rounds = math.ceil(done * min(1.0, config.cohort / max(1, trained)))
 
     def compared(client: Client, order: Order) -> Order:
         if type(order) is not EvaluateOrder:
@@ -66,4 +70,4 @@ def ask_gains(run: Run, number: int, done: int) -> None:
     for listener in run.listeners:
         for name, why in outcome.refused.items():
             listener.event(f"{name} has not compared its model with training alone: {why}")
-        listener.gained(dict(sorted(gains.items())), metric)
+        listener.gained(dict(sorted(gains.items())), metric, number)

@@ -157,8 +157,8 @@ class Listener:
     def selected(self, selection: Selection, state: "Mapping[str, Tensor]", roster: "Roster") -> None:
         """The evaluation of this round is the best so far; `state` is the server state that was evaluated."""
 
-    def gained(self, gains: "Mapping[str, Gain]", metric: str) -> None:
-        """Clients have told what the federation gains them over training alone."""
+    def gained(self, gains: "Mapping[str, Gain]", metric: str, number: int) -> None:
+        """Clients have told what the federation's models of round `number` gain them over training alone."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is due. The next round changes its tensors in place, so store them now."""

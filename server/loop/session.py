@@ -19,7 +19,7 @@ from hyperbloom.common.wire.orders import ASKS, Greeting, Scope
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.loop.federation import Federation
-from hyperbloom.server.loop.gains import ask_gains
+from hyperbloom.server.loop.gains import ask_gains, rounds_alone
 from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, Listener, Progress, Resume, Selection
 from hyperbloom.server.loop.post import Grid
 from hyperbloom.server.loop.protection import check_protection
@@ -119,7 +119,7 @@ class Session:
         run = Run(config, algorithm, self.federation, self.listeners, scope)
         gains = config.gains and not isinstance(algorithm, Local)
         if gains and config.gains_every:
-            run.halfway = lambda number: ask_gains(run, number, number)
+            run.halfway = lambda number: ask_gains(run, number, rounds_alone(run, number))
         for listener in self.listeners:
             listener.phase(algorithm, config.strategy)
 
@@ -140,14 +140,14 @@ class Session:
 
     def _compare(self, run: Run, selection: Selection) -> None:
         """Ask what the federation gains each client: with its selected model if the server has all of it."""
-        number = done = max(selection.round, self.federation.round)
-        has_all = run.algorithm.recipe(selection.round).private == "none"
+        number = max(selection.round, self.federation.round)
+        rounds, has_all = rounds_alone(run, number), run.algorithm.recipe(selection.round).private == "none"
         state = self.selected_state(run.config.strategy) if self.selected_state and has_all else {}
         with suppress(ConfigError):  # not every strategy of one's own can start from a state
             if state:
                 run = replace(run, algorithm=restored(run.config, state, self.roster, run.algorithm.device))
                 number = selection.round
-        ask_gains(run, number, done)
+        ask_gains(run, number, rounds)
 
     def _gather(self, known: int, wanted: int) -> None:
         """Wait for `wanted` clients, and hand all to the algorithm."""
@@ -234,7 +234,9 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
             f"baselines: expected names other than {config.strategy}, each once, found {config.baselines}"
         )
     if config.task != AUTO:
-        make_task(TaskSpec(config.task)).asked([*([config.select] if config.select else []), *config.metrics])
+        make_task(TaskSpec(config.task, balanced=config.class_weights == "balanced")).asked(
+            [*([config.select] if config.select else []), *config.metrics]
+        )
     if config.model not in ("auto", *(names := model_names())):
         raise ConfigError(f"model: expected auto or one of {', '.join(names)}, found {config.model!r}")
     if config.model != "auto":

@@ -1,5 +1,6 @@
 """The course of one strategy in a run, read from its folder for reports, comparisons and the papers' tables."""
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,9 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.metrics import Scale, scale_of
 from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.runs.lines import METRICS, Line, read_lines
+
+OF_TEST = ("test_mean", "test_std", "test_worst")
+"""Metrics that an evaluation lacks if the selecting metric is undefined on the test examples of all clients."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class Course:
         accuracy: each client's value of the selecting metric on test examples in the selected round.
         metric: the selecting metric; `curve` and `accuracy` are of it, shares in percent.
         counts: sums of the clients' counts on test examples, if all have disclosed them.
+        evaluated: the last round with an evaluation.
     """
 
     name: str
@@ -31,6 +36,7 @@ class Course:
     accuracy: Mapping[str, float]
     metric: str = "accuracy"
     counts: Sequence[float] = ()
+    evaluated: int = 0
 
     @property
     def scale(self) -> Scale:
@@ -39,8 +45,8 @@ class Course:
 
     def is_over(self, config: RunConfig) -> bool:
         """Return whether all rounds are there, or patience has ended them."""
-        done, evaluated = sum(line["round"] > 0 for line in self.rounds), max(self.curve, default=0)
-        return done >= config.rounds or config.has_lost_patience(self.selected, evaluated)
+        done = sum(line["round"] > 0 for line in self.rounds)
+        return done >= config.rounds or config.has_lost_patience(self.selected, self.evaluated)
 
     @property
     def seconds(self) -> float:
@@ -73,8 +79,9 @@ def read_course(name: str, place: Path, selection: Selection | None, novel: Set[
         [rounds[number] for number in sorted(rounds)],
         {number: curve[number] for number in sorted(curve)},
         None if selection is None else chosen.round,
-        chosen.metrics,
+        {**dict.fromkeys(OF_TEST, math.nan), **chosen.metrics} if selection else {},
         {client: value for client, value in chosen.test_accuracy.items() if client not in novel},
         chosen.metric,
         chosen.counts,
+        max((line["round"] for line in lines if "metric" in line), default=0),
     )

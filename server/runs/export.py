@@ -66,7 +66,7 @@ class Export:
         # Rows follow the order of joining, so a client that joined after the selected round has no row in its state.
         rows = self.trained.tensors.get("embeddings")
         self.known = len(self.trained.roster) if rows is None else len(rows)
-        self._gains = read_gains(run)
+        self._gains = read_gains(run, self.trained.selection.round)
 
     def clients(self, name: str | None) -> list[Client]:
         """Return the client with this name, or all that have a model.

@@ -223,9 +223,12 @@ class RunFolder(Listener):
     def _write_summary(self) -> None:
         write_json(self.path / "summary.json", {name: asdict(each) for name, each in self._selected.items()})
 
-    def gained(self, gains: Mapping[str, Gain], metric: str) -> None:
+    def gained(self, gains: Mapping[str, Gain], metric: str, number: int) -> None:
         """Write what the federation gains each client that has told."""
-        told = [{"client": name, "says": sentence(name, one, metric), "gain": vars(one)} for name, one in gains.items()]
+        told = [
+            {"client": name, "round": number, "says": sentence(name, one, metric), "gain": vars(one)}
+            for name, one in gains.items()
+        ]
         if told:
             write_bytes(self._phase / GAINS, "".join(json.dumps(line) + "\n" for line in told).encode())
 

@@ -78,9 +78,13 @@ def read_lines(path: Path) -> Iterator[Line]:
     yield from Tail(path).read()
 
 
-def read_gains(run: Path) -> dict[str, tuple[str, Gain]]:
-    """Return what the federation gains each client that has told, in a sentence and in numbers."""
-    return {line["client"]: (str(line["says"]), Gain(**line["gain"])) for line in read_lines(run / GAINS)}
+def read_gains(run: Path, number: int | None = None) -> dict[str, tuple[str, Gain]]:
+    """Return what the federation gains each client that has told, in a sentence and in numbers.
+
+    With `number`, only what was told of the models of that round: in the middle of a run others may have been compared.
+    """
+    lines = (line for line in read_lines(run / GAINS) if number in (None, line.get("round", number)))
+    return {line["client"]: (str(line["says"]), Gain(**line["gain"])) for line in lines}
 
 
 class Tail:

@@ -87,11 +87,15 @@ def read_config(folder: Path, own_code: bool = True) -> RunConfig:
     if not path.is_file():
         raise ConfigError(f"expected the folder of a run, found no {path}")
     config = load_run_config(path, {})
-    words = _words(config.model_dump(exclude={"adapt", "compression"}))
+    words = _words(config.model_dump(exclude={"adapt": True, "compression": True, "data": _PLAIN}))
     named = [] if own_code else [name for name in words if ":" in name and not name.startswith("hf:")]
     if named:
         raise ConfigError(f"{path}: names code of its own, {named[0]!r}; if you trust this folder, add --own-code")
     return config
+
+
+_PLAIN = {"root", "label", "owner", "group", "schema_file"}
+"""Keys of the data that never name code: paths and columns."""
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -63,7 +63,8 @@ class Board:
         self.clients: dict[str, Standing] = {}
         self._times: deque[tuple[int, float]] = deque([(0, 0.0)], maxlen=PACE_OVER + 1)
         self._last: Line = {}  # the last round's line
-        self._evaluated: Line = {}  # of the last evaluated round
+        self._scored = 0  # the last evaluated round
+        self._evaluated: Line = {}  # of the last one in which the metric was defined for a client
         self._worst: str | None = None
         self._selected: tuple[float, int] | None = None  # by validation
         self._seconds: dict[str, float] = {}  # of the clients that trained in the last round
@@ -80,6 +81,8 @@ class Board:
             self.done, self._last, self._seconds = number, line, {}
             if line["elapsed"] > self._times[-1][1]:
                 self._times.append((number, line["elapsed"]))
+        if "metric" in line:
+            self._scored = number
         if "test_mean" in line:
             self._evaluated, self._worst = line, None
             self.means.append((number, line["test_mean"]))
@@ -92,9 +95,9 @@ class Board:
     def is_over(self, config: RunConfig) -> bool:
         """Return whether the strategy has had all rounds of its run, or patience has ended it, and it has a result."""
         selected = self._selected and self._selected[1]
-        if not self.means:
+        if selected is None:
             return False
-        return self.done >= config.rounds or config.has_lost_patience(selected, self._evaluated.get("round", 0))
+        return self.done >= config.rounds or config.has_lost_patience(selected, self._scored)
 
     def add_client(self, line: Line) -> None:
         """Add a line of clients.jsonl, after the line of its round."""

@@ -51,7 +51,7 @@ class TerminalView(Listener):
         """End the block; it stays on the screen."""
         self.close()
 
-    def gained(self, gains: "Mapping[str, Gain]", metric: str) -> None:
+    def gained(self, gains: "Mapping[str, Gain]", metric: str, number: int) -> None:
         """Say what the federation gains its clients; of baselines only the mean."""
         for name, gain in islice(gains.items(), MOST_ROWS if self.board.name == self._main else 0):
             self.show(sentence(name, gain, metric))

@@ -203,3 +203,12 @@ def test_a_model_of_a_table_keeps_the_schema_of_its_run(tmp_path: Path) -> None:
         write_own_model(settings, run, tmp_path / run)
     found = [read_model(tmp_path / run)[0].table for run in ("one", "two")]
     assert [schema.columns[0].std for schema in found if schema] == [2.0, 5.0]
+
+
+def test_a_model_of_a_registered_table_is_written_too(tmp_path: Path) -> None:
+    run, data = tmp_path / "run", ["--data", "heart-disease", "--split", "owner"]
+    size = ["--clients", "4", "--cohort", "4", "--rounds", "1", "--set", "gains=false", "--set", "local.steps=1"]
+    assert server(["--engine", "inline", "--strategy", "pfedhn-pc", *data, *size, "--run-dir", str(run)]) == 0
+    state = ["--state-dir", str(run / "clients/client-0"), "--partition", "0/4"]
+    assert main(["export", "--client-id", "client-0", *data, *state, "--out", str(tmp_path / "model")]) == 0
+    assert (tmp_path / "model" / "model.json").exists()

@@ -129,8 +129,8 @@ def test_balanced_weights_are_resampling_in_expectation() -> None:
     torch.testing.assert_close(torch.stack(halves).mean(), weighted)
     several = torch.tensor([[1.0, 0.0], [0.0, torch.nan], [0.0, 0.0], [0.0, 0.0]])
     assert MULTILABEL.weights(several).tolist() == [[2.0, 1.0], *[[pytest.approx(2 / 3), 1.0]] * 3]
-    with pytest.raises(DataError, match="regression has no classes"):
-        REGRESSION.weights(noise(3))
+    with pytest.raises(ConfigError, match=r"^class_weights: expected none, because regression has no classes$"):
+        make_task(TaskSpec("regression", balanced=True))
 
 
 def test_masks_need_a_network_that_answers_for_pixels() -> None:

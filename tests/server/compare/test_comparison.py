@@ -21,6 +21,7 @@ from hyperbloom.server.cli import main
 from hyperbloom.server.compare import comparison
 from hyperbloom.server.compare.comparison import Cell, open_comparison, plan
 from hyperbloom.server.compare.table import markdown, read_results, write_table
+from hyperbloom.server.live.run import how_far
 from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.watch.view import TerminalView
@@ -487,3 +488,19 @@ def test_a_run_that_patience_has_ended_is_compared(tmp_path: Path) -> None:
     (row,) = json.loads((tmp_path / "all" / "comparison.json").read_text())
     assert row["name"] == "local", row
     assert len((tmp_path / "all" / "local-seed0" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_metric_that_no_client_has_on_its_test_examples_is_no_number(tmp_path: Path) -> None:
+    """All test examples are of one class, so no AUROC is defined there. Validation selects as usual."""
+    rng, splits = np.random.default_rng(0), {"train": 40, "val": 20, "test": 12}
+    arrays = {f"x_{split}": rng.normal(size=(count, 6)).astype(np.float32) for split, count in splits.items()}
+    arrays |= {f"y_{split}": np.arange(count) % (1 if split == "test" else 2) for split, count in splits.items()}
+    np.savez(tmp_path / "data.npz", **arrays)
+    keys = f"data.name={tmp_path}/data.npz data.split=iid clients=2 cohort=2 rounds=9 eval_every=1 patience=1"
+    sets = [part for key in [*keys.split(), "select=auroc", "local.learning_rate=1e-12"] for part in ("--set", key)]
+    size = ["--strategies", "fedavg,local", "--seeds", "1", "--engine", "inline"]
+    assert main(["compare", *size, *sets, "--out", str(tmp_path / "out")]) == 0
+    assert " nan |" in (tmp_path / "out" / "comparison.md").read_text()
+    run = tmp_path / "out" / "fedavg-seed0"
+    assert main(["report", str(run)]) == 0 and "nan" in Page(run / "report.html").text
+    assert how_far(run, as_json=False).startswith("complete: fedavg: round 2 of 9")

@@ -16,6 +16,7 @@ from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import admission
 from hyperbloom.server.loop.admission import Admission, Ration, check_introduction
 from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.loop.session import check_run
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm, Setting
 from hyperbloom.strategies.exchange import Client, Update
@@ -72,6 +73,14 @@ def test_a_newcomer_that_does_not_fit_is_refused(changes: dict[str, Any], text: 
     assert check_introduction(introduction("b", size="M"), config(), algorithm, setting) is setting
     with pytest.raises(RefusedError, match=text):
         check_introduction(replace(introduction("c"), **changes), config(), algorithm, setting)
+
+
+def test_weights_of_classes_need_classes() -> None:
+    told = config(class_weights="balanced")
+    with pytest.raises(RefusedError, match="class_weights: expected none, because regression has no classes"):
+        check_introduction(introduction("a", task="regression"), told, make_algorithm(told), None)
+    with pytest.raises(ConfigError, match=r"^class_weights: expected none, because regression has no classes"):
+        check_run(config(class_weights="balanced", task="regression"), uses_data_section=False)
 
 
 def test_what_the_run_says_holds_for_the_first_client_too() -> None:

@@ -1,6 +1,7 @@
 """Clients say what the federation gains them: in the run folder, on the report, on the card."""
 
 import json
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ class Told(Listener):
     def selected(self, selection: Selection, state: Any, roster: Any) -> None:
         self.selection = selection
 
-    def gained(self, gains: Any, metric: str) -> None:
+    def gained(self, gains: Any, metric: str, number: int) -> None:
         assert metric == "accuracy"
         self.gains.append(dict(gains))
         self.rounds.append(self.round)
@@ -274,3 +275,34 @@ def test_lines_hold_the_sentence_and_the_numbers(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "gains.jsonl").read_text().splitlines()]
     assert [line["client"] for line in lines] == ["client-0", "client-1", "client-2"]
     assert all(line["says"].startswith(line["client"]) and line["gain"]["chosen"] in MODELS for line in lines)
+
+
+def test_scores_of_the_kept_models_are_none_of_a_comparison(tmp_path: Path) -> None:
+    """In phase 2 of two, clients that trained are scored once. Halfway they compare before that."""
+    more: dict[str, Any] = {"cohort": 3, "rounds": 5, "eval_every": 2, "gains_every": 3}
+    told = play(tmp_path, "odpfl", options={"mode": "two-phase", "tune": 0.6}, **more)
+    assert told.rounds == [3, 5] and set(told.gains[0]) == {"client-0", "client-1", "client-2"}
+
+
+def test_with_a_frozen_hypernetwork_those_who_train_count_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(tmp_path / "first", "pfedhn", clients=2, cohort=2, **SMALL)
+    shutil.copytree(tmp_path / "first" / "clients", tmp_path / "second" / "clients")
+    asked: list[int] = []
+    monkeypatch.setattr("hyperbloom.server.loop.session.ask_gains", lambda run, number, rounds: asked.append(rounds))
+    options = {**SMALL["options"], "freeze": True}
+    changes: dict[str, Any] = {"init_from": str(tmp_path / "first"), "options": options, "clients": 6, "cohort": 1}
+    play(tmp_path / "second", "pfedhn", rounds=4, gains_every=2, **changes)
+    assert asked == [1, 1], "four clients train, one in each of four rounds"
+
+
+def test_a_card_tells_no_gain_of_another_rounds_model(tmp_path: Path) -> None:
+    """A run that was stopped has the answers of the middle, and the model that validation selected later."""
+    play(tmp_path, "pfedhn", **SMALL)
+    lines = [json.loads(text) for text in (tmp_path / "gains.jsonl").read_text().splitlines()]
+    changed = [line | {"round": line["round"] + 1, "gain": line["gain"] | {"chosen": "common"}} for line in lines]
+    (tmp_path / "gains.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in changed))
+    export = Export(tmp_path)
+    for personal in export.models(export.clients(None)):
+        assert not any("gains" in remark or "train alone" in remark for remark in personal.card.remarks)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.common.config import RunConfig, dump_run_config
+from hyperbloom.common.config import DataConfig, RunConfig, dump_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.cli import main
 from hyperbloom.server.runs.recorded import Members, read_config, read_members, read_summary
@@ -42,6 +42,12 @@ def test_code_that_a_folder_names_is_refused_until_it_is_accepted(tmp_path: Path
 def test_a_codec_is_no_code(tmp_path: Path) -> None:
     run = folder_of(tmp_path / "run", RunConfig(compression="top-k:0.1"))
     assert read_config(run, own_code=False).compression == "top-k:0.1"
+
+
+def test_a_column_or_a_path_with_a_colon_is_no_code(tmp_path: Path) -> None:
+    data = DataConfig(root="C:/data", label="lab:dx", owner="of:whom", group="of:one", schema_file="C:/schema.json")
+    run = folder_of(tmp_path / "run", RunConfig(data=data))
+    assert read_config(run, own_code=False).data == data
 
 
 @pytest.mark.parametrize("command", [["--resume"], ["export", "--all"], ["serve"]])

@@ -55,7 +55,7 @@ def test_rounds_without_a_single_score_are_no_result() -> None:
     board, config = Board("pfedhn", 10), RunConfig(rounds=10)
     board.add_round(line(10, 10.0))
     assert not board.is_over(config)
-    board.add_round(line(10, 10.5, test_mean=50.0, test_worst=40.0))
+    board.add_round(line(10, 10.5, val_mean=50.0))
     assert board.is_over(config)
 
 
