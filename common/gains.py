@@ -67,7 +67,7 @@ def interval(
 def sentence(name: str, gain: Gain, metric: str) -> str:
     """Return the answer to whether the federation pays for a client."""
     if gain.chosen == "alone":
-        return f"{name}: train alone; no model of the federation is surely better on the validation examples"
+        return f"{name}: keep training alone; no model of the federation is surely better on the validation examples"
     shown = f"{_shown((gain.value, gain.low, gain.high), metric)} with {MODELS[gain.chosen]}"
     if gain.low > 0:
         return f"{name} gains {shown}"
@@ -81,9 +81,10 @@ def of_all(gains: Iterable[Gain], metric: str) -> str:
     gains = list(gains)
     values = np.array([gain.value for gain in gains])
     bounds = interval(lambda rows: float(values[rows].mean()), len(values)) if len(values) > 1 else ()
-    better, lone = sum(one.low > 0 for one in gains), sum(one.chosen == "alone" or one.high < 0 for one in gains)
+    better, lone = sum(one.low > 0 for one in gains), sum(one.chosen == "alone" for one in gains)
     shown = _shown((float(values.mean()), *bounds), metric)
-    return f"{len(gains)} clients gain {shown} on average: {better} gain for sure, {lone} had better train alone"
+    text = f"{len(gains)} clients gain {shown} on average: {better} gain for sure, {lone} keep what they trained alone"
+    return text + (f", {worse} lose for sure" if (worse := sum(one.high < 0 for one in gains)) else "")
 
 
 def _shown(values: tuple[float, ...], metric: str) -> str:

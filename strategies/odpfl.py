@@ -147,7 +147,7 @@ class ODPFL(PFedHN):
         gradients = {update.client.row: gradient[update.client.row].cpu() for update in updates}
         changes = yield from self._backpropagate(turn, [update.client for update in updates], gradients)
         if changes:
-            self.encoder.step(changes, self.options.clip)
+            self.encoder.step(changes, self.learner.clip)
             self._descriptors = {}  # of the encoder before
 
     def _calibrate(self, turn: Turn) -> Exchanges[None]:

@@ -64,7 +64,11 @@ class PFedHNOptions(Section):
     embedding_learning_rate: Rate | None = Field(None, description="learning rate of the embeddings; default: the same")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of the server's SGD")
     weight_decay: Share = Field(1e-3, description="weight decay of the server's SGD")
-    clip: Rate = Field(50.0, description="total norm to which the server's gradient is clipped")
+    clip: Rate | None = Field(
+        None,
+        description="total norm to which the server's gradient is clipped; default: 50 as in the authors' code, with "
+        "start: common the smaller of 10 and 0.1 / learning_rate",
+    )
     update: UpdateRule = Field("proximal", description="how a cohort's replies are applied: proximal or mean")
     embedding_dim: Positive | None = Field(None, description="dimension k of an embedding; default: 1 + clients // 4")
     embeddings: Literal["dense", "sparse"] = Field(
@@ -165,7 +169,7 @@ class PFedHN(Algorithm):
             embedding_learning_rate=options.embedding_learning_rate,
             momentum=options.momentum,
             weight_decay=options.weight_decay,
-            clip=options.clip,
+            clip=options.clip or (min(10.0, 0.1 / options.learning_rate) if options.start == "common" else 50.0),
             sparse=options.embeddings == "sparse",
             freeze=options.freeze,
         )

@@ -87,9 +87,12 @@ def read_cells(path: Path) -> Table:
 def _csv(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+            first = file.readline()
+            file.seek(0)
+            delimiter = max(",;\t", key=first.count)  # a comma where none of them is there
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file, delimiter=delimiter) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: expected comma-separated values in UTF-8, found: {error}") from None
+        raise DataError(f"{path}: expected cells between commas, semicolons or tabs in UTF-8, found: {error}") from None
     columns, *cells = rows or [[]]
     odd = next((place for place, row in enumerate(cells) if len(row) != len(columns)), None)
     if odd is not None:

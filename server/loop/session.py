@@ -159,6 +159,12 @@ class Session:
             self.federation.gather(wanted, self.config.join_timeout_s)
         self.roster.sort(known)
         self.federation.admission.begin(self.roster, known)
+        setting = self.federation.admission.setting
+        if setting is not None and setting.task.standardises and not self.roster.moments:
+            self._tell(
+                "the numbers to learn stay in their own units, in which training may diverge: set target_moments, or "
+                "let clients pass --disclose-moments"
+            )
 
     def _go_on(self, algorithm: Algorithm, checkpoint: Checkpoint) -> None:
         """Restore an algorithm, and wait for as many clients as the checkpoint had."""

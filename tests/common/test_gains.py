@@ -68,7 +68,7 @@ def gain(chosen: str = "personal", value: float = 0.031, low: float = 0.012, hig
             gain(value=-0.03, low=-0.05, high=-0.01),
             "ward-7: train alone; the test examples show a gain of -3.0 points",
         ),
-        (gain("alone", 0.0, 0.0, 0.0), "ward-7: train alone; no model of the federation is surely better"),
+        (gain("alone", 0.0, 0.0, 0.0), "ward-7: keep training alone; no model of the federation is surely better"),
     ],
 )
 def test_the_answer_in_a_sentence(told: Gain, says: str) -> None:
@@ -85,7 +85,9 @@ def test_the_mean_over_clients_has_an_interval_and_counts_who_gains() -> None:
     gains["ward-4"] = gain("alone", 0.0, 0.0, 0.0)
     text = of_all(gains.values(), "accuracy")
     assert text.startswith("5 clients gain 2.4 points (")
-    assert text.endswith("over training alone on average: 4 gain for sure, 1 had better train alone")
+    assert text.endswith("over training alone on average: 4 gain for sure, 1 keep what they trained alone")
+    gains["ward-5"] = gain(value=-0.03, low=-0.05, high=-0.01)
+    assert of_all(gains.values(), "accuracy").endswith(", 1 keep what they trained alone, 1 lose for sure")
     assert " (" not in of_all([gain()], "accuracy")
 
 

@@ -153,7 +153,7 @@ def test_a_score_is_that_of_the_clients_personal_network_on_its_own_examples(per
 
 def test_the_defaults_are_the_numbers_of_the_authors_code() -> None:
     options, local = PFedHNOptions(), LocalConfig()
-    assert (options.learning_rate, options.momentum, options.weight_decay, options.clip) == (1e-2, 0.9, 1e-3, 50.0)
+    assert (options.learning_rate, options.momentum, options.weight_decay) == (1e-2, 0.9, 1e-3)
     assert (options.hidden_dim, options.hidden_layers, options.embeddings) == (100, 3, "dense")
     assert options.embedding_learning_rate is None
     assert PFedHNPCOptions().learning_rate == 5e-2
@@ -344,6 +344,24 @@ def test_weights_of_mixed_sizes_come_back_in_the_order_of_the_clients(tmp_path: 
 
 
 # ---------------------------------------------------------------------- repeats
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [({}, 10.0), ({"learning_rate": 0.05}, 2.0), ({"start": "hypernetwork"}, 50.0), ({"clip": 7.0}, 7.0)],
+)
+def test_large_changes_do_not_make_the_deviations_diverge(options: dict[str, Any], limit: float) -> None:
+    """As of numbers in their own units. The network for all follows them in full."""
+    plain = {"hidden_dim": 8, "embedding_dim": 3, "momentum": 0.0, "weight_decay": 0.0}
+    algorithm = built(clients=2, cohort=1, options=plain | options)
+    client = Client("a", 0, DIGITS)
+    algorithm.join(Client("b", 1, DIGITS), first=True)
+    before = {name: value.clone() for name, value in algorithm.state().items()}
+    delta = 1e4 * torch.randn(algorithm.layout(client).numel, generator=torch.Generator().manual_seed(0))
+    algorithm.learn([reply_of(algorithm, client, delta)])
+    learned = [name for name in before if not name.startswith(("hypernetwork.start_", "momentum", "trained"))]
+    step = torch.cat([(algorithm.state()[name] - before[name]).flatten() for name in learned]).norm()
+    assert float(step) == pytest.approx(algorithm.options.learning_rate * limit, rel=1e-3)
 
 
 def test_a_run_repeats_to_the_bit_whoever_joins_first(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_alone_is_what_the_strategy_local_trains_to_the_bit(make_worker: Callabl
         trained.append(local.state.load_personal(scope, FULL)[0])  # type: ignore[index]
     kept = FULL.flatten(values)
     assert any(torch.equal(kept, each) for each in trained)
-    assert facts.gain.startswith("ward-7: train alone") and facts.private == "all"
+    assert facts.gain.startswith("ward-7: keep training alone") and facts.private == "all"
 
 
 def test_a_gain_is_told_to_the_user_and_to_the_server_only_if_the_user_wishes(

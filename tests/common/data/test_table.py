@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from hyperbloom.common.data import DataSpec, load_client_data
-from hyperbloom.common.data.schema import LONGEST_SCHEMA, Schema, difference, load_schema, propose, read_schema
+from hyperbloom.common.data.schema import (
+    FARTHEST,
+    LONGEST_SCHEMA,
+    Schema,
+    difference,
+    load_schema,
+    propose,
+    read_schema,
+)
 from hyperbloom.common.data.table import read_cells
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError
 
@@ -51,6 +59,22 @@ def test_a_schema_turns_numbers_words_and_gaps_into_inputs(tmp_path: Path) -> No
     expected = [[-1, 0, 0, 1, 0], [0, 1, 0, 0, 1], [1, 0, 1, 0, 0]]  # age, its gap, blue, red, their gap
     assert np.array_equal(schema.inputs(table, "t"), np.array(expected, np.float32))
     assert schema.labels(table, "t").tolist() == [1, 0, 0]
+
+
+def test_one_wrong_cell_does_not_outweigh_all_others(tmp_path: Path) -> None:
+    """Without a scale nothing is known of what is far away."""
+    ages = {"age": ["60", "1e14", "-5e9", ""]}
+    column = {"name": "age", "kind": "number", "mean": 60.0, "std": 10.0}
+    schema = load_schema(schema_file(tmp_path, columns=[column]))
+    assert schema.inputs(ages, "t").tolist() == [[0, 0], [FARTHEST, 0], [-FARTHEST, 0], [0, 1]]
+    bare = load_schema(schema_file(tmp_path, columns=[{"name": "age", "kind": "number"}]))
+    assert bare.inputs({"age": ["60"]}, "t").tolist() == [[60, 0]]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_cells_stand_between_commas_semicolons_or_tabs(tmp_path: Path, delimiter: str) -> None:
+    (tmp_path / "t.csv").write_text(delimiter.join(["age", "a long name"]) + "\n" + delimiter.join(["60", "x"]) + "\n")
+    assert read_cells(tmp_path / "t.csv") == {"age": ["60"], "a long name": ["x"]}
 
 
 def test_what_else_is_missing_is_said_by_the_schema(tmp_path: Path) -> None:
@@ -151,8 +175,8 @@ def test_parquet_is_read_as_the_same_table(tmp_path: Path) -> None:
         (b"a,a\n1,2\n", "expected rows below .*, found 1 rows below a, a"),
         (b"a,\n1,2\n", "expected rows below .*, found 1 rows below a, "),
         (b"a,b\n1,2\n1\n", "expected 2 cells in each row, as there are names, found 1 in row 3"),
-        (b"a,b\n\xff\xfe,2\n", "expected comma-separated values in UTF-8, found: 'utf-8' codec"),
-        (b'a,b\n"' + b"x" * 200_000 + b'",2\n', "expected comma-separated values in UTF-8, found: field larger"),
+        (b"a,b\n\xff\xfe,2\n", "expected cells between commas, semicolons or tabs in UTF-8, found: 'utf-8' codec"),
+        (b'a,b\n"' + b"x" * 200_000 + b'",2\n', "expected cells between .* in UTF-8, found: field larger"),
     ],
 )
 def test_files_that_are_no_tables_are_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
