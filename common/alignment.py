@@ -99,8 +99,7 @@ def _narrowed(factor: Tensor, columns: int) -> Tensor:
         return factor
     if rows <= EXACT:
         values, vectors = torch.linalg.eigh((factor @ factor.T).double())
-        exact: Tensor = (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :columns].to(factor.dtype)
-        return exact
+        return (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :columns].to(factor.dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the same cut on both sides and in every run
         left, values, _ = torch.svd_lowrank(factor, min(columns + SPARE, *factor.shape))

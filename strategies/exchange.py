@@ -119,14 +119,12 @@ def draw(seed: int, number: int, size: int, among: Iterable[Client]) -> list[Cli
 
 def ask(wanted: Ask[AnswerT]) -> Exchanges[Answers[AnswerT]]:
     """Yield an exchange and return the sound answers."""
-    answers: Answers[AnswerT] = yield wanted
-    return answers
+    return (yield wanted)
 
 
 def train(wanted: Train) -> Exchanges[Sequence[Update]]:
     """Yield a training exchange and return the updates by row."""
-    updates: Sequence[Update] = yield wanted
-    return updates
+    return (yield wanted)
 
 
 def through(
@@ -138,5 +136,5 @@ def through(
         try:
             wanted = exchanges.send(answers)
         except StopIteration as over:
-            return over.value  # type: ignore[no-any-return]
+            return over.value
         answers = (yield from instead(wanted)) if isinstance(wanted, kind) else (yield wanted)

@@ -31,8 +31,7 @@ class Tail(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the outputs for features."""
-        outputs: Tensor = self.get_submodule(self.path)(features)
-        return outputs
+        return self.get_submodule(self.path)(features)
 
 
 def tail_of(module: nn.Module, input_shape: tuple[int, ...], backbone: str = "") -> Tail | None:

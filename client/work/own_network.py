@@ -95,8 +95,7 @@ class Fixed(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits of a batch."""
-        made: Tensor = functional_call(self.network, self.weights(), (inputs,))
-        return made
+        return functional_call(self.network, self.weights(), (inputs,))
 
 
 class Generated(Fixed):

@@ -129,5 +129,4 @@ def _train_rows(
 ) -> list[float]:
     seen = [network.on_features(client, client.train_data) for client in clients]
     together.module = seen[0][0]
-    losses: list[float] = train_rows(together, [data for _, (data,) in seen], sgd, seeds).tolist()
-    return losses
+    return train_rows(together, [data for _, (data,) in seen], sgd, seeds).tolist()

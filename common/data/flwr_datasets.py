@@ -52,10 +52,9 @@ def _load(name: str, subset: str | None, spec: DataSpec) -> Mapping[str, Any]:
     try:
         saved = (folder / "dataset_dict.json").is_file()
         loaded = datasets.load_from_disk(str(folder)) if saved else datasets.load_dataset(name, subset)
-        shuffled: Mapping[str, Any] = loaded.shuffle(seed=spec.seed)
+        return loaded.shuffle(seed=spec.seed)
     except Exception as error:  # files of any format, and the network
         raise DataError(f"{spec.data}: cannot be loaded: {' '.join(str(error).split())[:300]}") from error
-    return shuffled
 
 
 def _is_label(name: str, feature: Any) -> bool:

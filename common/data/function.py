@@ -65,8 +65,7 @@ def _array(value: object, name: str) -> AnyArray:
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
         # Convert to float32 here, because numpy has no bfloat16.
-        array: AnyArray = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-        return array
+        return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     if isinstance(value, np.ndarray):
         return value
     raise DataError(f"{name}: {EXPECTED}; found {describe(value)}")

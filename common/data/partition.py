@@ -197,8 +197,7 @@ def _edges(wanted: Shares, left: IntArray) -> list[list[float]]:
     edges = able.cumsum(axis=1) / np.maximum(able.sum(axis=1, keepdims=True), TINY)
     # Set the edge of the last class with examples to 1, so that rounding cannot select an exhausted class after it.
     edges[:, int(np.max(np.flatnonzero(left), initial=0)) :] = 1.0
-    rows: list[list[float]] = edges.tolist()
-    return rows
+    return edges.tolist()
 
 
 def deal_iid(pool: Pool, spec: DataSpec) -> Deal:

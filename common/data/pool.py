@@ -40,8 +40,7 @@ class ArrayBlock:
 
     def take(self, rows: IntArray) -> AnyArray:
         """Return a copy of the rows."""
-        taken: AnyArray = self.array[rows]
-        return taken
+        return self.array[rows]
 
 
 @dataclass(frozen=True)

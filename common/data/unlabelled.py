@@ -146,7 +146,6 @@ def _load(path: Path) -> AnyArray:
         raise DataError(f"{path}: expected an array named x, found {', '.join(sorted(arrays)) or 'none'}")
     try:
         with path.open("rb") as file:
-            array: AnyArray = np.lib.format.read_array(file, allow_pickle=False)
-            return array
+            return np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
         raise DataError(f"{path}: expected an array in numpy's format, found: {error}") from None

@@ -64,5 +64,4 @@ class DeepSet(Encoder):
             pooled = torch.cat([self.pool1(x.flatten(1)), self.pool2(y.flatten(1))])
         else:
             pooled = self.pool1(inputs.flatten(1))
-        descriptor: Tensor = self.tail(self.fc3(self.fc2(pooled).relu()).relu())
-        return descriptor
+        return self.tail(self.fc3(self.fc2(pooled).relu()).relu())

@@ -37,8 +37,7 @@ class Private(Encoder):
         """Return the descriptor of a set."""
         # The server chooses the weights. A NaN from an overflow must not reveal which examples a client has.
         direction = F.normalize(torch.nan_to_num(self.features(inputs)), dim=1)
-        descriptor: Tensor = self.tail(F.normalize(direction - self.centre, dim=1).mean(0))
-        return descriptor
+        return self.tail(F.normalize(direction - self.centre, dim=1).mean(0))
 
     def sensitivity(self, examples: int) -> float:
         """Return `2 L B / examples` plus a bound on rounding, with `B = 1` and `L` the tail's largest singular value.

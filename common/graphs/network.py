@@ -147,8 +147,7 @@ class GraphHypernetwork(nn.Module):
             return self._places(graph)
         parts: list[_TypePart] = [self.types[str(layer)] for layer in graph.types]  # type: ignore[misc]
         rows = torch.stack([part.features for part in parts])  # (T, 2, d)
-        latents: Tensor = self.gnn(rows, graph.one_hot.to(rows), graph.adjacency.to(rows))
-        return latents
+        return self.gnn(rows, graph.one_hot.to(rows), graph.adjacency.to(rows))
 
     def _places(self, graph: Graph) -> Tensor:
         anchor = next(self.types.parameters())

@@ -31,5 +31,4 @@ class LeNet(nn.Module):
         # ReLU and max-pooling commute, and after pooling ReLU has a quarter of the values.
         x = F.max_pool2d(self.conv1(x), 2).relu()
         x = F.max_pool2d(self.conv2(x), 2).relu().flatten(1)
-        logits: Tensor = self.head(self.fc2(self.fc1(x).relu()).relu())
-        return logits
+        return self.head(self.fc2(self.fc1(x).relu()).relu())

@@ -19,5 +19,4 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of a batch."""
-        logits: Tensor = self.head(self.fc1(x.flatten(1)).relu())
-        return logits
+        return self.head(self.fc1(x.flatten(1)).relu())

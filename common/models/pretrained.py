@@ -45,15 +45,13 @@ class Transformer(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits of a batch."""
         if self.padding is None:
-            images: Tensor = self.network(pixel_values=inputs).logits
-            return images
+            return self.network(pixel_values=inputs).logits
         tokens = inputs.long()
         there = tokens != self.padding
         if not torch.compiler.is_compiling():  # no text in the batch is longer
             length = 1 + int((there * torch.arange(there.shape[1], device=there.device)).max())
             tokens, there = tokens[:, :length], there[:, :length]
-        texts: Tensor = self.network(input_ids=tokens, attention_mask=there.long()).logits
-        return texts
+        return self.network(input_ids=tokens, attention_mask=there.long()).logits
 
     @property
     def vocabulary(self) -> int:

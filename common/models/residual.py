@@ -66,8 +66,7 @@ class ResidualCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of a batch."""
-        logits: Tensor = self.head(self.body(x))
-        return logits
+        return self.head(self.body(x))
 
 
 def _convolution(given: int, made: int, stride: int, kernel: int = 3) -> nn.Sequential:

@@ -40,8 +40,7 @@ class UNet(nn.Module):
             kept.append(x)
         for block, skip in zip(self.up, reversed(kept[:-1]), strict=True):
             x = block(torch.cat([skip, F.interpolate(x, scale_factor=2.0)], 1))
-        logits: Tensor = self.head(x)
-        return logits
+        return self.head(x)
 
 
 def _block(before: int, after: int) -> nn.Sequential:

@@ -33,8 +33,7 @@ def find_function(name: str, what: str, error: type[HyperbloomError]) -> Callabl
         raise error(f"{name}: expected {what}, found {describe(cause)}; searched from {Path.cwd()}") from cause
     if not callable(found):
         raise error(f"{name}: expected {what}, found {describe(found)}")
-    function: Callable[..., object] = found
-    return function
+    return found
 
 
 def describe(value: object) -> str:

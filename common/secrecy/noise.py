@@ -76,8 +76,7 @@ def noise(count: int, random_bytes: RandomBytes = secrets.token_bytes) -> NDArra
     raw = np.frombuffer(random_bytes(16 * count * _SUMMANDS), dtype=np.uint64).reshape(2, _SUMMANDS, count)
     uniform = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
     normal = np.sqrt(-2 * np.log1p(-uniform[0])) * np.cos(2 * np.pi * uniform[1])
-    scaled: NDArray[np.float64] = normal.sum(0) / math.sqrt(_SUMMANDS)
-    return scaled
+    return normal.sum(0) / math.sqrt(_SUMMANDS)
 
 
 def epsilon_of(multipliers: Sequence[float], delta: float) -> float:

@@ -115,8 +115,7 @@ R2 = Metric(_r2)
 def _scored(name: str, scores: Tensor, truth: Tensor, **settings: int) -> Tensor:
     from torchmetrics.functional import classification  # some hundred MB, if a run asks for it
 
-    value: Tensor = getattr(classification, f"binary_{name}")(scores, truth, **settings)
-    return value
+    return getattr(classification, f"binary_{name}")(scores, truth, **settings)
 
 
 def _binned_auroc(bins: Tensor) -> Tensor:

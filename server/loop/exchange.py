@@ -175,7 +175,7 @@ class Director:
             try:
                 ask = exchanges.send(answers)
             except StopIteration as over:
-                return over.value  # type: ignore[no-any-return]
+                return over.value
             answers = self._exchange(ask, outcome, cohort)
 
     def _exchange(self, ask: Ask[Any], outcome: Outcome, cohort: int) -> Sequence[Any]:

@@ -124,5 +124,4 @@ class ChunkedHypernetwork(StartingNetwork):
         split = descriptors.shape[1]
         of_clients = nn.functional.linear(descriptors, first.weight[:, :split], first.bias)
         of_chunks = nn.functional.linear(chunks, first.weight[:, split:])
-        features: Tensor = self.trunk[1:](of_clients[:, None] + of_chunks)
-        return features
+        return self.trunk[1:](of_clients[:, None] + of_chunks)

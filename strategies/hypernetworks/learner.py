@@ -164,8 +164,7 @@ class HypernetworkLearner:
     def _share_out(self, gram: Tensor) -> Tensor:
         """Return `(I + eta K)^-1` `(C, C)`; its eigenvalues lie between 0 and 1."""
         momentum, rate = self.optimizer.defaults["momentum"], self.optimizer.defaults["lr"]
-        inverse: Tensor = torch.linalg.inv(torch.eye(len(gram)).to(gram) + rate / (1 - momentum) * gram)
-        return inverse
+        return torch.linalg.inv(torch.eye(len(gram)).to(gram) + rate / (1 - momentum) * gram)
 
     @property
     def _device(self) -> torch.device:
@@ -173,8 +172,7 @@ class HypernetworkLearner:
 
     def _features(self, replies: Sequence[Reply]) -> Tensor:
         rows = torch.tensor([reply.row for reply in replies], device=self._device)
-        features: Tensor = self.hypernetwork.features(self.table(rows), replies[0].size)
-        return features
+        return self.hypernetwork.features(self.table(rows), replies[0].size)
 
     def _backward(self, reply: Reply, gradient: Tensor) -> None:
         """Add the vector-Jacobian product of `h(v)` with `gradient` `(P,)` to `.grad`."""

@@ -89,8 +89,7 @@ class MLPHypernetwork(StartingNetwork):
 
     def features(self, descriptors: Tensor, size: str) -> Tensor:
         """Return a head's inputs `(C, H)`."""
-        features: Tensor = self.trunk(descriptors)
-        return features
+        return self.trunk(descriptors)
 
     def write(self, features: Tensor, ones: Tensor, size: str) -> Tensor:
         """Return the weights `(C, P)`, linear in features `(C, H)` and in `ones` `(C,)`, which scale the bias."""
@@ -99,5 +98,4 @@ class MLPHypernetwork(StartingNetwork):
 
     def gram(self, features: Tensor) -> Tensor:
         """Return the inner products `(C, C)` of a head's inputs: features `(C, H)` and the bias's one."""
-        gram: Tensor = features @ features.T + 1
-        return gram
+        return features @ features.T + 1
