@@ -212,22 +212,17 @@ class _Builder:
 
     def _module(self, node: fx.Node, sources: list[fx.Node]) -> None:
         module = self.module.get_submodule(str(node.target))
-        name, found, layers = (
-            operations.torch_name(module),
-            dict(module.named_parameters()),
-            operations.layers_of(module),
-        )
+        layers = operations.layers_of(module)
         for layer, named in layers:
             self._layer(node, layer, named, sources)
             sources = [node]
         if layers:
             return
-        if found:
-            # A operations.supported layer comes here if a hook has changed its parameters, so the message lists them.
+        if found := dict(module.named_parameters()):
+            # A supported layer comes here if a hook has changed its parameters, so the message lists them.
             what = f"{type(module).__name__} with parameters {', '.join(found)}"
             raise ModelError(f"{node.target}: cannot represent {what}; supported: {operations.supported()}")
-        else:
-            self._call(node, name, vars(module), sources)
+        self._call(node, operations.torch_name(module), vars(module), sources)
 
     def _layer(self, node: fx.Node, layer: LayerType, named: dict[str, nn.Parameter], sources: list[fx.Node]) -> None:
         for role, parameter in named.items():
