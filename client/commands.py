@@ -216,8 +216,8 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | 
     if report and described.input_shape[:-2] not in ((1,), (3,)):
         raise ConfigError(f"--report: expected a model of images, found inputs of shape {described.input_shape}")
     table, shown, classes = Table(box=None, pad_edge=False), list[tuple[bytes, dict[str, str]]](), tuple[str, ...]()
-    in_table = sys.stdout.isatty() and not as_json
-    for inputs in read_inputs(files, described.input_shape, described.scaling, described.table, str(model / TOKENIZER)):
+    in_table, tokenizer = sys.stdout.isatty() and not as_json, str(model / TOKENIZER)
+    for inputs in read_inputs(files, described.input_shape, described.preprocessing, described.table, tokenizer):
         for start in range(0, len(inputs.names), 256):
             outputs = outputs_of(inputs.values[start : start + 256])
             answers = described.learned.show(outputs, described.class_names)

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hyperbloom.common.config import Rate
+
 AnyArray = NDArray[Any]
 
 
@@ -14,15 +16,17 @@ AnyArray = NDArray[Any]
 class Scaling:
     """The map from stored numbers to inputs: `(stored / divisor - mean) / std`, by channel or by feature.
 
+    Where it is part of a file, pydantic checks that divisor and deviations are above 0.
+
     Args:
         divisor: The largest stored value.
         mean: One number for each channel or feature, or empty.
         std: One number for each channel or feature, or empty.
     """
 
-    divisor: float = 1.0
+    divisor: Rate = 1.0
     mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
+    std: tuple[Rate, ...] = ()
 
     def apply(self, stored: AnyArray) -> torch.Tensor:
         """Return float32 inputs of the same shape; `stored` stays unchanged."""

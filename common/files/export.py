@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hyperbloom import __version__
-from hyperbloom.common.config import Positive, Rate, Section, check
+from hyperbloom.common.config import Positive, Section, check
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.data.texts import TOKENIZER, copy_tokenizer
@@ -54,16 +54,8 @@ ADAPTER = "adapter"
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
-class Preprocessing(Section):
-    """`(stored / divisor - mean) / std` by channel. Image files are always divided by 255."""
-
-    divisor: Rate
-    mean: tuple[float, ...] = ()
-    std: tuple[Rate, ...] = ()
-
-
 class ModelFile(Section):
-    """The content of `model.json`."""
+    """The content of `model.json`. Image files are always divided by 255."""
 
     format: Annotated[int, Field(ge=1, le=1)] = 1
     model: str
@@ -73,7 +65,7 @@ class ModelFile(Section):
     class_names: tuple[str, ...]
     task: str = "classification"
     moments: tuple[float, ...] = ()
-    preprocessing: Preprocessing
+    preprocessing: Scaling
     made_by: str
     table: Schema | None = Field(None, description="what the columns of a table mean")
 
@@ -87,12 +79,6 @@ class ModelFile(Section):
         """The task that the outputs are for."""
         half = len(self.moments) // 2
         return make_task(TaskSpec(self.task, self.moments[:half], self.moments[half:]))
-
-    @property
-    def scaling(self) -> Scaling:
-        """The scaling from stored numbers to inputs."""
-        one = self.preprocessing
-        return Scaling(one.divisor, one.mean, one.std)
 
 
 @dataclass(frozen=True)
@@ -140,7 +126,7 @@ def write_model(
         class_names=class_names,
         task=task.name,
         moments=(*task.mean, *task.std),
-        preprocessing=Preprocessing(divisor=scaling.divisor, mean=scaling.mean, std=scaling.std),
+        preprocessing=scaling,
         made_by=f"hyperbloom {__version__}",
         table=schema,
     )
@@ -196,7 +182,7 @@ def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
         raise ConfigError(
             f"{path}: expected the {described.table.width} inputs of its table, found {described.input_shape}"
         )
-    scaling = described.scaling
+    scaling = described.preprocessing
     if len(scaling.mean) != len(scaling.std) or len(scaling.std) not in (0, 1, *described.input_shape[:1]):
         raise ConfigError(f"{path}: expected in preprocessing a mean and a std for each channel, one for all, or none")
     own = described.model not in model_names()

@@ -163,7 +163,7 @@ def test_the_delivered_model_becomes_a_folder_whose_card_says_what_was_sent(tmp_
     one.receive(Delivery(Weights(layout, values)))
     one.write(tmp_path / "model")
     described, logits = read_model(tmp_path / "model")
-    assert described.spec == spec and described.scaling.divisor == 16.0
+    assert described.spec == spec and described.preprocessing.divisor == 16.0
     module, data = build(spec), load_client_data(DIGITS)
     for name, parameter in module.named_parameters():
         parameter.data = layout.views(values)[name].clone()

@@ -52,7 +52,7 @@ def test_every_format_has_the_logits_of_the_network(name: str, tmp_path: Path) -
     described, logits = read_model(folder)
     assert described.spec == spec
     assert described.class_names == NAMES
-    assert described.scaling == Scaling(255.0, mean, std)
+    assert described.preprocessing == Scaling(255.0, mean, std)
     program = torch.export.load(folder / "model.pt2").module()
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     assert [entry.version for entry in onnx.load(folder / "model.onnx").opset_import if not entry.domain] == [OPSET]

@@ -42,7 +42,7 @@ def test_an_exported_model_has_the_accuracy_that_the_run_reports(
     for index in range(3):
         name = f"client-{index}"
         described, logits = read_model(run / "models" / name)
-        assert described.scaling == SCALING
+        assert described.preprocessing == SCALING
         data = load_client_data(DataSpec(partition=index, partitions=3))
         correct = int((logits(data.test.inputs).argmax(1) == data.test.labels).sum())
         assert 100 * correct / len(data.test) == pytest.approx(reported[name])
@@ -151,7 +151,7 @@ def test_inputs_are_scaled_as_most_clients_have_told(tmp_path: Path) -> None:
         (run / "roster.json").write_text(json.dumps(roster))
         folder = tmp_path / str(index)
         assert main(["export", str(run), "--client", "client-0", "--out", str(folder)]) == 0
-        assert read_model(folder / "client-0")[0].scaling == scaling
+        assert read_model(folder / "client-0")[0].preprocessing == scaling
         assert said in (folder / "client-0" / "README.md").read_text()
 
 
