@@ -66,8 +66,8 @@ def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
     return BackpropResult(order.version, Weights(part.layout, part.gradient.cpu().clone()))
 
 
-def fit_encoder(fit: Fit, inputs: Tensor) -> tuple[Weights, float]:
-    """Fit the encoder to a descriptor on inputs `(N, ...)`; return its change, and the mean squared error before.
+def fit_encoder(fit: Fit, inputs: Tensor) -> Weights:
+    """Fit the encoder to a descriptor on inputs `(N, ...)`, and return its change.
 
     Full-batch gradient descent on `mean_k (g(inputs) - e)_k^2` (equation 10 of ODPFL-HN, up to a factor).
 
@@ -80,18 +80,17 @@ def fit_encoder(fit: Fit, inputs: Tensor) -> tuple[Weights, float]:
     module, part = _loaded(fit.encoder, inputs, dim, fit.gamma, fit.version)
     fit.descriptor.check(encoders.descriptor_layout(dim), fit.gamma.values.dtype)
     inputs, wanted = inputs.to(fit.gamma.values.dtype), fit.descriptor.values.to(inputs.device)
-    velocity, first = torch.zeros_like(part.values), 0.0
-    for step in range(fit.steps):
+    velocity = torch.zeros_like(part.values)
+    for _ in range(fit.steps):
         with torch.no_grad():
             error = encoders.encode(module, inputs) - wanted
-        first = first if step else float(error.square().mean())
         part.gradient.zero_()
         encoders.encode_backward(module, inputs, 2 * error / dim)
         with torch.no_grad():
             part.clip(FIT_CLIP)
             velocity.mul_(FIT_MOMENTUM).add_(part.gradient)
             part.values.sub_(velocity, alpha=fit.rate)
-    return Weights(part.layout, part.values.cpu() - fit.gamma.values), first
+    return Weights(part.layout, part.values.cpu() - fit.gamma.values)
 
 
 def encoder_inputs(client: Client) -> Tensor:

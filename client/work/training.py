@@ -45,8 +45,8 @@ def train(client: Client, order: TrainOrder) -> TrainResult:
 def fit(client: Client, order: FitOrder) -> FitResult:
     """Train, and fit the encoder to the order's descriptor; errors as in `train` and `fit_encoder`."""
     result = train(client, order)
-    gamma, distance = fit_encoder(order.fit, encoder_inputs(client))
-    return FitResult(**vars(result), version=order.fit.version, distance=distance, gamma=gamma)
+    gamma = fit_encoder(order.fit, encoder_inputs(client))
+    return FitResult(**vars(result), version=order.fit.version, gamma=gamma)
 
 
 def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:

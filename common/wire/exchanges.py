@@ -106,14 +106,9 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult(TrainResult):
-    """A `TrainResult` with the change `gamma` of the encoder of `version`.
-
-    Attributes:
-        distance: mean squared difference of the client's descriptor to the target before the fit.
-    """
+    """A `TrainResult` with the change `gamma` of the encoder of `version`."""
 
     version: str
-    distance: float
     gamma: Weights
 
 

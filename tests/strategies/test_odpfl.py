@@ -126,9 +126,8 @@ class Clients:
         return TrainResult(0.0, Weights(order.weights.layout, -STEP * gradient), loss.item())
 
     def fit(self, name: str, order: FitOrder) -> FitResult:
-        gamma, distance = encoding.fit_encoder(order.fit, self.data[name][0])
-        trained = vars(self.train(name, order))
-        return FitResult(**trained, version=order.fit.version, distance=distance, gamma=gamma)
+        gamma = encoding.fit_encoder(order.fit, self.data[name][0])
+        return FitResult(**vars(self.train(name, order)), version=order.fit.version, gamma=gamma)
 
     def evaluate(self, name: str, order: EvaluateOrder) -> EvaluateResult:
         assert order.weights is not None

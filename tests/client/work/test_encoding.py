@@ -148,7 +148,7 @@ def fitting(module: Encoder, wanted: Tensor, steps: int = 2) -> Fit:
 
 def test_a_fit_is_gradient_descent_on_the_squared_distance() -> None:
     module, wanted = encoder(), torch.tensor([0.2, -0.1, 0.3], dtype=torch.float64)
-    change, distance = fit_encoder(fitting(module, wanted), INPUTS)
+    change = fit_encoder(fitting(module, wanted), INPUTS)
     before = weights(module).values
     optimiser = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
     losses = []
@@ -159,7 +159,6 @@ def test_a_fit_is_gradient_descent_on_the_squared_distance() -> None:
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimiser.step()
         losses.append(loss.item())
-    assert distance == pytest.approx(losses[0])
     assert torch.allclose(change.values, weights(module).values - before, rtol=0, atol=1e-12)
     assert losses[1] < losses[0]
 
@@ -167,7 +166,8 @@ def test_a_fit_is_gradient_descent_on_the_squared_distance() -> None:
 def test_a_fit_comes_close() -> None:
     wanted = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
     module = encoder()
-    change, before = fit_encoder(fitting(module, wanted, steps=60), INPUTS)
+    before = float((module(INPUTS) - wanted).square().mean().detach())
+    change = fit_encoder(fitting(module, wanted, steps=60), INPUTS)
     after = Weights(change.layout, weights(module).values + change.values)
     torch.nn.utils.vector_to_parameters(after.values, module.parameters())
     assert float((module(INPUTS) - wanted).square().mean().detach()) < 0.05 * before

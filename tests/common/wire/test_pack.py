@@ -140,7 +140,7 @@ MESSAGES: list[Any] = [
     BackpropOrder("run-1", "deepset", 2, "0a1b", Weights(ONE, VALUES[:3])),
     BackpropResult("0a1b", Weights(TWO, VALUES)),
     FitOrder(**vars(dataclasses.replace(TRAIN, weights=Weights(TWO, VALUES))), fit=FIT),
-    FitResult(1.5, Weights(TWO, VALUES), 0.125, version="0a1b", distance=0.5, gamma=Weights(ONE, VALUES[:3])),
+    FitResult(1.5, Weights(TWO, VALUES), 0.125, version="0a1b", gamma=Weights(ONE, VALUES[:3])),
     OFFER,
     dataclasses.replace(OFFER, expected="", mean=(), std=()),
     Description("M", "0a1b", Weights(ONE, VALUES[:3])),
