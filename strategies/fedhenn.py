@@ -107,8 +107,7 @@ class _OverReference(Algorithm):
                 "are compared are seen by all, so name a set that is nobody's"
             )
         self._spec = DataSpec(rad, Path(data.root) if data.root else None, seed=self.config.seed)
-        self._holding: set[int] = set()  # rows of the clients that have received the set
-        self._doubted: set[int] = set()  # rows of clients that lost the set after they said that they have it
+        self._holding: dict[int, bool] = {}  # by row, whether a client has the set, where we know better than its word
         super().check()
 
     @property
@@ -154,20 +153,16 @@ class _OverReference(Algorithm):
             wanted: Ask[ReferenceResult] = Ask(
                 lacking, lambda some: [order] * len(some), size=self.inputs.layout.numel, quorum=False
             )
-            taken = {client.row for client, _ in (yield from ask(wanted))}
-            self._holding |= taken
-            self._doubted -= taken
+            self._holding |= {client.row: True for client, _ in (yield from ask(wanted))}
         return [client for client in clients if self._has(client)]
 
     def _has(self, client: Client) -> bool:
-        told = bool(client.about.has_reference) and client.row not in self._doubted
-        return told or client.row in self._holding
+        return self._holding.get(client.row, bool(client.about.has_reference))
 
     def failed(self, client: Client, reason: Reason) -> None:
         """Remember that a client has lost the set, so that it is sent again."""
         if reason is Reason.LACKS_REFERENCE:
-            self._holding.discard(client.row)
-            self._doubted.add(client.row)
+            self._holding[client.row] = False
 
 
 class FedHeNN(_OverReference):
