@@ -55,7 +55,3 @@ class Layout:
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Copy named tensors into a new `(numel,)` vector."""
         return torch.cat([tensors[name].detach().reshape(-1) for name, _ in self.shapes])
-
-    def name_at(self, index: int) -> str:
-        """Return the name of the parameter that element `index` of the flat vector belongs to."""
-        return next(name for name, place, _ in self.slices() if place.start <= index < place.stop)

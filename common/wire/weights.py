@@ -46,10 +46,10 @@ class Weights:
             raise WireError(f"tensor {next(iter(there), '')}: expected {dtype}, found {self.values.dtype}")
         # A sum is finite only if all terms are. This test is cheap; the exact one below excludes overflow of the sum.
         if not math.isfinite(self.values.sum().item()):
-            bad = torch.nonzero(~torch.isfinite(self.values))
-            if len(bad):
-                index = int(bad[0])
-                raise WireError(f"tensor {expected.name_at(index)}: {len(bad)} values are not finite")
+            bad = ~self.values.isfinite()
+            for name, part in expected.views(bad).items():
+                if part.any():
+                    raise WireError(f"tensor {name}: {int(bad.sum())} values are not finite")
 
     def check_norm(self, most: float = LARGEST_NORM) -> None:
         """Raise a WireError if the norm is larger than `most`."""

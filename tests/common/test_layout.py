@@ -1,6 +1,5 @@
 """Where each parameter lies in the flat vector."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -46,11 +45,6 @@ def test_flatten_follows_the_layout_not_the_mapping() -> None:
     flat = Layout((("x", (2, 1)), ("y", (2,)))).flatten(tensors)
     assert flat.tolist() == [1, 2, 3, 4]
     assert not flat.requires_grad
-
-
-@pytest.mark.parametrize(("index", "name"), [(0, "a"), (5, "a"), (6, "b"), (7, "d"), (10, "d")])
-def test_an_element_is_named_by_its_parameter(index: int, name: str) -> None:
-    assert THREE.name_at(index) == name
 
 
 def test_a_module_is_laid_out_as_it_was_built() -> None:
