@@ -22,16 +22,19 @@ EXPECTED = "expected (train, val, test), each a pair (inputs, labels) of arrays 
 def read_function(spec: DataSpec) -> Pool:
     """Import and call the function `spec.data`. The current directory is importable during the call."""
     with current_directory():
-        value = _call(find_function(spec.data, _WHAT, DataError), spec.data)
-    return _pool(value, spec.data)
+        return _pool(find_function(spec.data, _WHAT, DataError), spec.data)
 
 
 def read_plugin(plugin: Plugin) -> Pool:
     """Import and call a plug-in's function; DataError if it cannot be imported, fails, or returns no valid data."""
-    return _pool(_call(plugin.load(_WHAT, DataError), plugin.name), plugin.name)
+    return _pool(plugin.load(_WHAT, DataError), plugin.name)
 
 
-def _pool(value: object, name: str) -> Pool:
+def _pool(function: Callable[[], object], name: str) -> Pool:
+    try:
+        value = function()
+    except Exception as error:
+        raise DataError(f"{name}: expected data, found that the function fails with {describe(error)}") from error
     if isinstance(value, Pool):
         return value
     if isinstance(value, ClientData):
@@ -45,13 +48,6 @@ def _pool(value: object, name: str) -> Pool:
     named = zip((f"{name}: {part}" for part in PARTS), value, strict=True)
     checked = {f"{part} inputs": _pair(pair, part) for part, pair in named}
     return build_pool(name, checked, 0, None)
-
-
-def _call(function: Callable[[], object], name: str) -> object:
-    try:
-        return function()
-    except Exception as error:
-        raise DataError(f"{name}: expected data, found that the function fails with {describe(error)}") from error
 
 
 def _pair(pair: object, name: str) -> Portion:
