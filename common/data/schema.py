@@ -161,13 +161,9 @@ def read_schema(text: str, where: str) -> Schema:
     schema = check(Schema, text, where)
     if len(schema.columns) > 1 and any(column.kind == "text" for column in schema.columns):
         raise ConfigError(f"{where}: expected a column of texts to be the only one, found {len(schema.columns)}")
-    named = [*schema.label, *(column.name for column in schema.columns)]
-    twice = [name for name in named if named.count(name) > 1] + [
-        word
-        for words in (schema.classes, *(column.words for column in schema.columns))
-        for word in words
-        if words.count(word) > 1
-    ]
+    named = (*schema.label, *(column.name for column in schema.columns))
+    lists = (named, schema.classes, *(column.words for column in schema.columns))
+    twice = [each for words in lists for each in words if words.count(each) > 1]
     if twice:
         raise ConfigError(f"{where}: expected each column and each word once, found {twice[0]!r} twice")
     return schema
@@ -189,11 +185,9 @@ def difference(ours: Schema, theirs: Schema) -> str:
     for one, other in zip(ours.columns, theirs.columns, strict=False):
         if one != other:
             return f"expected the column {one!r}, found {other!r}"
-    return (
-        ""
-        if len(ours.columns) == len(theirs.columns)
-        else f"expected {len(ours.columns)} columns, found {len(theirs.columns)}"
-    )
+    if len(ours.columns) != len(theirs.columns):
+        return f"expected {len(ours.columns)} columns, found {len(theirs.columns)}"
+    return ""
 
 
 def propose(
