@@ -30,13 +30,9 @@ class Method(Section):
         """Smallest number of local steps that the method needs."""
         return 1
 
-    def to_json(self) -> str:
-        """Return the method as JSON for `from_json`."""
-        return self.model_dump_json()
-
     @staticmethod
     def from_json(text: str) -> "Method":
-        """Read a method from the wire; WireError if the text is no JSON of a method."""
+        """Read what `model_dump_json` wrote from the wire; WireError if the text is no JSON of a method."""
         kind = _Kind.from_wire(text, "order: method").kind
         if kind not in METHODS:
             raise WireError(f"order: expected a method of kind {', '.join(METHODS)}, found {kind[:40]!r}")

@@ -90,7 +90,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
     if isinstance(value, Method):
-        return value.to_json()
+        return value.model_dump_json()
     if isinstance(value, bytes):
         return value.hex()
     return int(value) if isinstance(value, float) and value.is_integer() else value

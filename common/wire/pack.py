@@ -39,7 +39,7 @@ _DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.
 _WEIGHTS = ("tensors", "dtype", "values")
 
 _TEXTS: dict[Any, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
-    Method: (Method.to_json, Method.from_json),
+    Method: (Method.model_dump_json, Method.from_json),
     Codec: (attrgetter("name"), Codec.parse),
     Reason: (str, Reason),
 }

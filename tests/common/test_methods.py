@@ -33,7 +33,7 @@ EXAMPLES: list[Method] = [
 
 @pytest.mark.parametrize("method", EXAMPLES, ids=lambda method: method.kind)
 def test_a_method_survives_the_wire(method: Method) -> None:
-    again = Method.from_json(method.to_json())
+    again = Method.from_json(method.model_dump_json())
     assert type(again) is type(method)
     assert again == method
 
