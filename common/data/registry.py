@@ -21,23 +21,21 @@ from hyperbloom.common.program.plugins import find_plugin, plugins
 class DatasetInfo:
     """A registered data set. `read` raises a DataError for missing or corrupt files."""
 
-    name: str
     read: Callable[[DataSpec], Pool]
     input_shape: tuple[int, ...]
     num_classes: int
     description: str
 
 
-_REGISTERED = (
-    DatasetInfo("digits", read_digits, (1, 8, 8), 10, "1,797 handwritten digits that come with scikit-learn"),
-    DatasetInfo("diabetes", read_diabetes, (10,), 1, "442 patients that come with scikit-learn: a number to predict"),
-    DatasetInfo("heart-disease", read_heart, (41,), 2, "920 patients of four hospitals, a table with gaps"),
-    *(
-        DatasetInfo(name, read_published, source.shape, source.num_classes, source.description)
+DATASETS: Mapping[str, DatasetInfo] = {
+    "digits": DatasetInfo(read_digits, (1, 8, 8), 10, "1,797 handwritten digits that come with scikit-learn"),
+    "diabetes": DatasetInfo(read_diabetes, (10,), 1, "442 patients that come with scikit-learn: a number to predict"),
+    "heart-disease": DatasetInfo(read_heart, (41,), 2, "920 patients of four hospitals, a table with gaps"),
+    **{
+        name: DatasetInfo(read_published, source.shape, source.num_classes, source.description)
         for name, source in PUBLISHED.items()
-    ),
-)
-DATASETS: Mapping[str, DatasetInfo] = {info.name: info for info in _REGISTERED}
+    },
+}
 
 
 def read_pool(spec: DataSpec) -> Pool:

@@ -128,8 +128,7 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
 
 
 def test_registries_are_keyed_by_name_and_described() -> None:
-    for name, info in DATASETS.items():
-        assert info.name == name
+    for info in DATASETS.values():
         assert info.description
     for partitioner in PARTITIONERS.values():
         assert partitioner.description
