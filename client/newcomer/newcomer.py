@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hyperbloom.client.newcomer.guarantee import Guarantee, guarantee, noise_scale, privatise
 from hyperbloom.client.newcomer.ledger import Ledger
-from hyperbloom.client.newcomer.sources import Sources, offered_scaling
+from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.client.work.scoring import evaluate, settle_norms
 from hyperbloom.common import models
 from hyperbloom.common.data import Examples
@@ -198,7 +198,7 @@ class Newcomer:
         remarks = [f"Which model, and what to expect: {offer.expected}."]
         if not (data and data.num_classes == offer.num_classes):
             remarks.append("The classes are numbered as by the clients that trained; these data do not name them all.")
-        if self.sources.scaling(offer) == offered_scaling(offer):
+        if self.sources.scaling(offer) == offer.scaling:
             remarks.append(offer.scaling_known_by)
         if self.unlike:
             said = _UNLIKE % offer.clients

@@ -64,11 +64,11 @@ class Sources:
             )
         if self.data.scaling != self.scaling(offer):
             self.data = self._source.client(self._partition, self.scaling(offer))
-        elif self.data.scaling != offered_scaling(offer):
+        elif self.data.scaling != offer.scaling:
             log.warning(
                 "most clients that trained took stored numbers %s, these data are taken %s; prepare them alike, or "
                 "bring bytes, which are scaled as theirs",
-                _in_words(offered_scaling(offer)),
+                _in_words(offer.scaling),
                 _in_words(self.data.scaling),
             )
         return self.data.whole.inputs
@@ -83,8 +83,8 @@ class Sources:
     def scaling(self, offer: Offer) -> Scaling:
         """Return the scaling of stored numbers: that of the data, or in training if the data are plain bytes."""
         if self.data is None:
-            return offered_scaling(offer)
-        return scaling_of_bytes(offered_scaling(offer)) if self._source.scaling == BYTES else self._source.scaling
+            return offer.scaling
+        return scaling_of_bytes(offer.scaling) if self._source.scaling == BYTES else self._source.scaling
 
     def scored(self, offer: Offer) -> bool:
         """Return whether there are labels that match the classes of the models on offer."""
@@ -103,8 +103,3 @@ class Sources:
 def _in_words(scaling: Scaling) -> str:
     by = "as they are" if scaling.divisor == 1.0 else f"divided by {scaling.divisor:g}"
     return by + (f", less {list(scaling.mean)}, divided by {list(scaling.std)}" if scaling.mean else "")
-
-
-def offered_scaling(offer: Offer) -> Scaling:
-    """Return the scaling of stored numbers in training."""
-    return Scaling(offer.divisor, offer.mean, offer.std)

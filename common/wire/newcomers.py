@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.tasks import CLASSIFICATION, TaskSpec
 from hyperbloom.common.wire.orders import Notice, Order
 from hyperbloom.common.wire.weights import Weights
@@ -25,7 +26,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
         round: the selected round.
         clients: number of clients that trained.
         expected: a sentence on what a newcomer gets, what it may expect, and why.
-        divisor: divisor of stored numbers in training; `mean` and `std` normalised the channels.
+        scaling: of stored numbers in training.
         weights: the encoder's parameters.
         scaling_known_by: a sentence on how the server knows the scaling.
         task: what the models learned.
@@ -36,7 +37,6 @@ class Offer(Order, message_type="query.offer", answer=Description):
         shares: for each size, the part of a model that is written from the descriptor; the rest is the model for all.
     """
 
-    version: str
     run: str
     round: int
     clients: int
@@ -45,9 +45,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
     sizes: tuple[str, ...]
     input_shape: tuple[int, ...]
     num_classes: int
-    divisor: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    scaling: Scaling
     encoder: str
     dim: int
     encoder_version: str

@@ -13,7 +13,6 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from hyperbloom import __version__
 from hyperbloom.common.encoders import descriptor_layout
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.newcomers import expect, says
@@ -69,7 +68,6 @@ class ModelMaker:
         expected = trained.selection.newcomers or unknown  # earlier versions did not ask
         self._share = expected.share
         self.offer = Offer(
-            version=__version__,
             run=trained.run.resolve().name,
             round=trained.selection.round,
             clients=sum(not trained.config.is_novel(client.row) for client in trained.roster),
@@ -78,9 +76,7 @@ class ModelMaker:
             sizes=tuple(trained.config.sizes),
             input_shape=strategy.setting.spec.input_shape,
             num_classes=strategy.setting.spec.num_classes,
-            divisor=scaling.divisor,
-            mean=scaling.mean,
-            std=scaling.std,
+            scaling=scaling,
             encoder=strategy.encoder.spec.name,
             dim=strategy.encoder.spec.dim,
             encoder_version=strategy.encoder.version,

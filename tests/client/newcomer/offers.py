@@ -8,6 +8,7 @@ from hyperbloom.client.newcomer.ledger import Ledger
 from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
 from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common.data import DataSpec
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, encoder_layout, version_of
 from hyperbloom.common.wire.newcomers import Offer
 from hyperbloom.common.wire.weights import Weights
@@ -20,14 +21,13 @@ def offer(encoder: str = "private", seed: int = 0, model: str = "mlp", shape: tu
     torch.manual_seed(seed)
     spec = EncoderSpec(encoder, shape, DIM)
     values = encoder_layout(spec).flatten(dict(build_encoder(spec).named_parameters()))
-    scaling = {"divisor": 16.0, "mean": (0.3053,), "std": (0.3760,)}
     weights = Weights(encoder_layout(spec), values)
-    common = {"version": "0", "run": "a-run", "round": 7, "clients": 12, "expected": "a newcomer gets all"}
+    common = {"run": "a-run", "round": 7, "clients": 12, "expected": "a newcomer gets all"}
     what = {"model": model, "sizes": ("S", "M"), "input_shape": shape, "num_classes": CLASSES}
     return Offer(
         **common,
         **what,
-        **scaling,
+        scaling=Scaling(16.0, (0.3053,), (0.3760,)),
         encoder=encoder,
         dim=DIM,
         encoder_version=version_of(values),

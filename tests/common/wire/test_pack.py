@@ -17,6 +17,7 @@ from torch import Tensor
 
 from figures.pfl_client import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult, TryOrder
 from hyperbloom.common.compression import Codec
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import Gain
 from hyperbloom.common.layout import Layout
@@ -87,7 +88,6 @@ TRAIN = TrainOrder(SCOPE, TARGET, SGD(50, 64, 5e-3, 0.9, 5e-5, 50.0), "delta")
 EVALUATE = EvaluateOrder(SCOPE, Target("mlp", 10, "head"), Weights(TWO, VALUES))
 FIT = Fit("dss", "0a1b", Weights(ONE, VALUES[3:6]), Weights(ONE, VALUES[:3]), 5, 0.125)
 OFFER = Offer(
-    version="0.1.0",
     run="a-run",
     round=3,
     clients=12,
@@ -96,9 +96,7 @@ OFFER = Offer(
     sizes=("S", "M"),
     input_shape=(3, 32, 32),
     num_classes=10,
-    divisor=255.0,
-    mean=(0.5, 0.5, 0.5),
-    std=(0.25, 0.25, 0.25),
+    scaling=Scaling(255.0, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
     encoder="private",
     dim=3,
     encoder_version="0a1b",
@@ -142,7 +140,7 @@ MESSAGES: list[Any] = [
     FitOrder(**vars(dataclasses.replace(TRAIN, weights=Weights(TWO, VALUES))), fit=FIT),
     FitResult(1.5, Weights(TWO, VALUES), 0.125, version="0a1b", gamma=Weights(ONE, VALUES[:3])),
     OFFER,
-    dataclasses.replace(OFFER, expected="", mean=(), std=()),
+    dataclasses.replace(OFFER, expected="", scaling=Scaling()),
     Description("M", "0a1b", Weights(ONE, VALUES[:3])),
     Delivery(Weights(TWO, VALUES)),
     dataclasses.replace(OFFER, shares=(0.25, 1.0)),

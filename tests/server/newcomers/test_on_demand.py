@@ -148,7 +148,7 @@ def test_the_offer_is_the_trained_encoder(run: Path, trained: Trained) -> None:
     for name, value in views.items():
         torch.testing.assert_close(value, tensors[f"encoder.{name}"], rtol=0, atol=0)
     build_encoder(EncoderSpec(offer.encoder, offer.input_shape, offer.dim)).load_state_dict(views)
-    assert (offer.clients, offer.round, offer.sizes, offer.divisor) == (4, 2, ("S", "M"), 16.0)
+    assert (offer.clients, offer.round, offer.sizes, offer.scaling.divisor) == (4, 2, ("S", "M"), 16.0)
     assert (
         offer.shares == (SHARE, SHARE)
         and "gets a mixture, 25%" in offer.expected
