@@ -37,6 +37,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import figures.networks  # noqa: F401 - it registers the plain CNNs
 from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.config import LocalConfig, RunConfig

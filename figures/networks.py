@@ -1,4 +1,4 @@
-"""Networks that only tables of the papers need: of pFedHN on Omniglot, and of FedHeNN.
+"""Networks that only tables of the papers need: of pFedHN on Omniglot, of FedHeNN, and of HAFL-GHN's ablation.
 
 Importing this module registers them. Clients of their own may name one as `--model figures.networks:cnn_1`.
 
@@ -10,6 +10,8 @@ cnn-4 for clients of one architecture; the other two, kernels and widths are our
 cnn-64-2 .. -4   those of its authors' code (https://github.com/dishamakhija/FedHeNN), without dropout: two 5x5
 convolutions of 64 filters, then two to four linear layers
 lstm-1, lstm-2   for texts, from the same section: an LSTM of one or two layers, then two linear layers; widths ours
+plain-4 .. -13   Litany et al., 2022, https://arxiv.org/abs/2201.08459, section 5.6: 4, 7, 10 or 13 layers, convolutions
+of one type, all of `width` channels, without skips, and the head
 """
 
 import math
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.models import CNN, MODELS, ModelInfo
-from hyperbloom.common.models.residual import check_image
+from hyperbloom.common.models.residual import ResidualCNN, check_image
 
 LAYERS = ((1, 1), (1, 2), (2, 2), (2, 3), (3, 3))
 """Numbers of convolutions and linear layers with the head."""
@@ -139,6 +141,9 @@ cnn_64_2, cnn_64_3, cnn_64_4 = (
     for hidden in ((120,), (120, 64), (200, 120, 64))
 )
 lstm_1, lstm_2 = partial(TextLSTM, 1), partial(TextLSTM, 2)
+plain_4, plain_7, plain_10, plain_13 = (
+    partial(ResidualCNN, f"plain-{layers}", [(1, 1, False)] * (layers - 2)) for layers in (4, 7, 10, 13)
+)
 
 MODELS["omniglot"] = ModelInfo(omniglot, CNN, "four 3x3 convolutions, two linear layers (pFedHN)")
 for number, make in enumerate((cnn_1, cnn_2, cnn_3, cnn_4, cnn_5), start=1):
@@ -150,3 +155,5 @@ for number, make in enumerate((cnn_64_2, cnn_64_3, cnn_64_4), start=2):
 for number, text in enumerate((lstm_1, lstm_2), start=1):
     said = f"text: {number}-layer LSTM, two linear (FedHeNN)"
     MODELS[f"lstm-{number}"] = ModelInfo(text, {"S": 32, "M": 64, "L": 128}, said)
+for layers, plain in ((4, plain_4), (7, plain_7), (10, plain_10), (13, plain_13)):
+    MODELS[f"plain-{layers}"] = ModelInfo(plain, {"S": 8, "M": 16, "L": 64}, f"{layers} layers of one type (HAFL-GHN)")

@@ -20,7 +20,7 @@ from hyperbloom.common.models.generated import FORM, Generated
 from hyperbloom.common.models.mlp import MLP
 from hyperbloom.common.models.parts import features, last_layer, represent
 from hyperbloom.common.models.pretrained import head_of, load_backbone
-from hyperbloom.common.models.residual import ARCHITECTURES, PLAIN, ResidualCNN
+from hyperbloom.common.models.residual import ARCHITECTURES, ResidualCNN
 from hyperbloom.common.models.unet import UNet
 from hyperbloom.common.program.plugins import find_plugin, plugins
 from hyperbloom.common.tasks import CLASSIFICATION, Task
@@ -56,14 +56,6 @@ MODELS: dict[str, ModelInfo] = {
     **{
         f"hafl-{number}": ModelInfo(partial(ResidualCNN, f"hafl-{number}", steps), _HAFL, f"{text} (HAFL-GHN)")
         for number, (text, steps) in enumerate(ARCHITECTURES.items())
-    },
-    **{
-        f"plain-{layers}": ModelInfo(
-            partial(ResidualCNN, f"plain-{layers}", [PLAIN] * (layers - 2)),
-            _HAFL,
-            f"{layers} layers of one type (HAFL-GHN)",
-        )
-        for layers in (4, 7, 10, 13)
     },
 }
 

@@ -11,8 +11,6 @@ text gives the numbers of layers and the places of the skips. The rest is chosen
 
 Stages have 1, 2, 4 and 8 times `width` channels; the paper uses 64. Batch normalisation follows every convolution. A
 skip that changes the shape is a 1x1 convolution, which does not count as a layer.
-
-The plain networks of the ablation (section 5.6) have convolutions of one type, all of `width` channels, without skips.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +28,6 @@ ARCHITECTURES: Mapping[str, tuple[Step, ...]] = {
     "12 layers, skips first": ((1, 1, True), (2, 2, True), (2, 1, True), (4, 2, True), (8, 2, False), (8, 1, False)),
     "12 layers, skips last": ((1, 1, False), (2, 2, False), (2, 1, True), (4, 2, True), (8, 2, True), (8, 1, True)),
 }
-PLAIN: Step = (1, 1, False)
-"""The step of a plain network, which has two layers beside its steps."""
 
 
 def check_image(input_shape: tuple[int, ...], name: str, least: int = 1) -> None:

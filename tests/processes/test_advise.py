@@ -17,7 +17,7 @@ def test_clients_of_all_kinds_join_and_the_advice_names_what_they_told(site: Sit
     server = site.start("hyperbloom.server", "server", "advise", "--port", str(site.port), "--insecure",
                         "--local-clients", "1", "--set", "data.first=2", "--set", "data.parts=5", *FLAGS,
                         "--run-dir", str(run))  # fmt: skip
-    own = ["--data", "digits", "--partition", "0/5", "--model", "plain-4"]
+    own = ["--data", "digits", "--partition", "0/5", "--model", "hafl-1"]
     clients = [
         site.client("own", *own, "--disclose-class-shares"),
         site.client("plain", "--data", "digits", "--partition", "1/5"),

@@ -64,7 +64,7 @@ def test_clients_with_data_of_their_own_and_a_personal_classifier(site: Site, tm
 
 @pytest.mark.parametrize("strategy", ["ghn", pytest.param("ghn-server", marks=pytest.mark.slow)])
 def test_clients_with_different_architectures_learn_together(site: Site, tmp_path: Path, strategy: str) -> None:
-    run, model = tmp_path / "run", [("mlp", []), ("plain-4", [])]
+    run, model = tmp_path / "run", [("mlp", []), ("hafl-1", [])]
     if strategy == "ghn-server":
         model = [(name, ["--disclose", "graph"]) for name, _ in model]
     args = ["--strategy", strategy, *SHORT, "--clients", "2", "--set", "sizes=[S]", "--baselines", "local"]
@@ -94,7 +94,7 @@ def test_networks_that_share_nothing_are_aligned_on_public_inputs(site: Site, tm
     common = ["--data", "digits", "--size", "S"]
     clients = [
         site.client(f"c{n}", *common, "--partition", f"{n}/2", "--model", name)
-        for n, name in enumerate(("mlp", "plain-4"))
+        for n, name in enumerate(("mlp", "hafl-1"))
     ]
     assert server.wait() == 0, server.output
     assert [client.wait() for client in clients] == [0, 0]
