@@ -89,16 +89,11 @@ class Portion:
     def stored(self) -> AnyArray:
         """Read the inputs as they are stored, `(N, *shape)`."""
         starts = np.cumsum([0, *(len(block) for block in self.blocks)])
-        taken = []
         order = np.argsort(self.rows, kind="stable")
         edges = np.searchsorted(self.rows[order], starts)
-        for block, start, low, high in zip(self.blocks, starts, edges, edges[1:], strict=False):
-            taken.append(block.take(self.rows[order[low:high]] - start))
-        # Blocks were read in ascending order of rows; this undoes the sort.
-        inverse = np.empty_like(order)
-        inverse[order] = np.arange(len(order))
-        joined = np.concatenate(taken)
-        return joined[inverse]
+        places = zip(self.blocks, starts, edges, edges[1:], strict=False)
+        taken = [block.take(self.rows[order[low:high]] - start) for block, start, low, high in places]
+        return np.concatenate(taken)[np.argsort(order)]  # blocks were read in ascending order of rows
 
     def examples(self, scaling: Scaling) -> Examples:
         """Read and convert the inputs."""
