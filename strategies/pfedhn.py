@@ -249,8 +249,8 @@ class PFedHN(Algorithm):
         if self.config.asynchronous:
             for update, reply in zip(updates, replies, strict=True):
                 # Correct for the replies that were applied while this client trained.
-                overlap = min(update.staleness, len(self._applied))
-                self.learner.update_asynchronously(reply, list(self._applied)[len(self._applied) - overlap :])
+                applied = list(self._applied)
+                self.learner.update_asynchronously(reply, applied[max(0, len(applied) - update.staleness) :])
                 self._applied.append(reply)
         else:
             self.learner.update(replies, options.update)

@@ -150,8 +150,7 @@ class GraphHypernetwork(nn.Module):
         return self.gnn(rows, graph.one_hot.to(rows), graph.adjacency.to(rows))
 
     def _places(self, graph: Graph) -> Tensor:
-        anchor = next(self.types.parameters())
-        latents = torch.zeros(len(graph.nodes), self.settings.latent, dtype=anchor.dtype, device=anchor.device)
+        latents = next(self.types.parameters()).new_zeros(len(graph.nodes), self.settings.latent)
         for layer, nodes in graph.groups.items():
             if len(nodes) > self.settings.latent:
                 found = f"{len(nodes)} of {layer}"
