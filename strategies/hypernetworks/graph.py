@@ -5,7 +5,7 @@ HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, algorithm 1. The hypernet
 also runs on clients.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -104,19 +104,15 @@ class _Jacobian:
         self.weights, self.parameters = weights, parameters
         # Double backward: `J^T u` is linear in u, so its derivative along x gives `J x`.
         self.dummy = torch.zeros_like(weights, requires_grad=True)
-        self.pulled = torch.autograd.grad(weights, parameters, self.dummy, create_graph=True, allow_unused=True)
+        self.pulled = torch.autograd.grad(weights, parameters, self.dummy, create_graph=True, materialize_grads=True)
 
-    def transposed(self, values: Tensor) -> Iterator[Tensor]:
-        """Yield `J^T values`, by parameter."""
-        found = torch.autograd.grad(self.weights, self.parameters, values, retain_graph=True, allow_unused=True)
-        for parameter, gradient in zip(self.parameters, found, strict=True):
-            yield torch.zeros_like(parameter) if gradient is None else gradient
+    def transposed(self, values: Tensor) -> Sequence[Tensor]:
+        """Return `J^T values`, by parameter."""
+        return torch.autograd.grad(self.weights, self.parameters, values, retain_graph=True, materialize_grads=True)
 
     def times(self, direction: Sequence[Tensor]) -> Tensor:
         """Return `J direction`, `(P,)`."""
-        used = [
-            (one, by) for one, by in zip(self.pulled, direction, strict=True) if one is not None and one.requires_grad
-        ]
+        used = [(one, by) for one, by in zip(self.pulled, direction, strict=True) if one.requires_grad]
         outputs, along = zip(*used, strict=True)
         (moved,) = torch.autograd.grad(outputs, self.dummy, along, retain_graph=True)
         return moved
