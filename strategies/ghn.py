@@ -222,15 +222,11 @@ class GHN(_GraphStrategy):
 
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
         """Return for each client the parts that it needs; clients with equal needs share a vector."""
-        made: dict[Layout, Weights] = {}
-        rows = []
-        for client in clients:
-            layout = self.layout(client)
-            if layout not in made:
-                parts = dict.fromkeys(part_of(name) for name, _ in layout.shapes)
-                made[layout] = Weights(layout, torch.cat([self.hypernetwork.read_part(part) for part in parts]))
-            rows.append(made[layout])
-        return rows
+        layouts, made = [self.layout(client) for client in clients], dict[Layout, Weights]()
+        for layout in dict.fromkeys(layouts):
+            parts = dict.fromkeys(part_of(name) for name, _ in layout.shapes)
+            made[layout] = Weights(layout, torch.cat([self.hypernetwork.read_part(part) for part in parts]))
+        return [made[layout] for layout in layouts]
 
     def layout(self, client: Client) -> Layout:
         """Return the layout of the shared part and of the client's layer types, or of all parts if it asks for them."""
