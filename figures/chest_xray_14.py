@@ -11,7 +11,7 @@ import numpy as np
 
 from figures.files import find_file
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, hold_out
-from hyperbloom.common.data.files import first_existing, missing
+from hyperbloom.common.data.files import missing
 from hyperbloom.common.data.folder import ImageBlock
 from hyperbloom.common.data.own import check_groups, with_units
 from hyperbloom.common.data.pool import Pool, Portion
@@ -33,7 +33,7 @@ HOW_14 = "Get it from https://nihcc.app.box.com/v/ChestXray-NIHCC, and unpack it
 def read() -> Pool:
     """Return the X-rays, resized to 1 x 128 x 128 on access, with 14 labels; an eighth of train_val validates."""
     root = DataSpec().folder
-    entries = first_existing([root / name for name in ENTRIES])
+    entries = next((root / name for name in ENTRIES if (root / name).exists()), None)
     if entries is None:
         raise missing(ENTRIES[-1], [root / ENTRIES[-1]], root, HOW_14)
     lists = [find_file(root, name, HOW_14) for name in LISTS]

@@ -30,11 +30,6 @@ def need(module: str, package: str) -> Any:
         raise DataError(f"this data needs {package}, which is not here ({error}): pip install {package}") from error
 
 
-def first_existing(places: Sequence[Path]) -> Path | None:
-    """Return the first of `places` that exists."""
-    return next((place for place in places if place.exists()), None)
-
-
 def missing(name: str, places: Sequence[Path], root: Path, how: str) -> DataError:
     """Return the error for a missing file; `how` says how to get it, with `{root}` for the folder of the data set."""
     looked = ", ".join(str(place) for place in places)

@@ -17,7 +17,7 @@ import numpy as np
 
 from hyperbloom.common.config import Section
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, hold_out
-from hyperbloom.common.data.files import check_labels, download, first_existing, missing, need
+from hyperbloom.common.data.files import check_labels, download, missing, need
 from hyperbloom.common.data.own import check_pair
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
@@ -103,7 +103,7 @@ def read_published(spec: DataSpec) -> Pool:
 
 def _read(source: _Source, name: str, root: Path, how: str) -> tuple[Portion, Portion, tuple[str, ...]]:
     marks = [folder / first for first in source.train_files[:1] for folder in (root / source.binary, root)]
-    if mark := first_existing(marks):
+    if mark := next((mark for mark in marks if mark.exists()), None):
         return _from_records(source, mark.parent, how)
     if not (root / source.folder).exists():
         raise missing(name, [*marks, root / source.folder], root, how)

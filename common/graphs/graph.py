@@ -192,7 +192,7 @@ class Graph:
 
     def render(self) -> str:
         """Return the graph as a table with a line for each node: its type, its inputs and its parameters."""
-        rows = [_HEAD]
+        rows = [("node", "type", "inputs", "parameters")]
         for index, node in enumerate(self.nodes):
             owned = [f"{name} ({'x'.join(map(str, node.type.shape(role)))})" for role, name in node.parameters]
             rows.append((str(index), str(node.type), ",".join(map(str, self.inputs[index])), ", ".join(owned)))
@@ -200,6 +200,3 @@ class Graph:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         summary = f"{len(self.nodes)} nodes, {len(self.edges)} edges, {len(self.types)} types"
         return "\n".join([*(line.rstrip() for line in lines), f"{summary}, {self.layout.numel:,} parameters"])
-
-
-_HEAD = ("node", "type", "inputs", "parameters")
