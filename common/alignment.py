@@ -18,7 +18,7 @@ from torch import Tensor
 from hyperbloom.common.cka import centred, linear_factor
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.wire.weights import LARGEST_NORM, Weights
+from hyperbloom.common.wire.weights import Weights
 
 FACTOR_BYTES = 4 * 2**20
 """Largest size of a factor on the wire, in both directions."""
@@ -86,9 +86,7 @@ def check_factor(weights: Weights | None, rows: int) -> Tensor:
     if len(shape) != 2 or shape[0] != rows or not 1 <= shape[1] <= most:
         raise WireError(f"factor: expected shape ({rows}, up to {most}), found {shape or len(shapes)}")
     weights.check(Layout((("factor", shape),)), torch.float32)
-    norm = float(weights.values.double().norm())
-    if norm > LARGEST_NORM:
-        raise WireError(f"factor: expected a norm of at most {LARGEST_NORM:.0e}, found {norm:.1e}")
+    weights.check_norm()
     return weights.values.view(shape)
 
 
