@@ -105,7 +105,7 @@ class ODPFL(PFedHN):
         spec = EncoderSpec(self.options.encoder, shape, dim)
         self.encoder = ServerEncoder(spec, self.config.seed, self.options.encoder_learning_rate)
         self._original: tuple[Hypernetwork, Tensor] | None = None  # f and embeddings before phase 2
-        self._original_scores: dict[int, EvaluateResult] = {}  # cached, as these models no longer change
+        self._original_scores: dict[str, EvaluateResult] = {}  # by name; cached, as these models no longer change
         self._descriptors: dict[int, Tensor] = {}  # by row, from the present encoder
         self.learner.given = self.options.mode == "end-to-end"
 
@@ -183,13 +183,12 @@ class ODPFL(PFedHN):
             return Evaluation(scores)
         known = len(self._original[1])
         trained = [client for client in clients if client.row < known and not self.config.is_novel(client.row)]
-        unscored = [client for client in trained if client.row not in self._original_scores]
-        rows = {client.client_id: client.row for client in unscored}
+        unscored = [client for client in trained if client.client_id not in self._original_scores]
         found = yield from turn.score(unscored, self._originals)
-        self._original_scores |= {rows[name]: each for name, each in found.items() if type(each) is EvaluateResult}
-        names = {client.client_id: client.row for client in trained}
+        self._original_scores |= {name: each for name, each in found.items() if type(each) is EvaluateResult}
+        names = [client.client_id for client in trained]
         found_here = [result for name, result in scores.items() if name in names]
-        kept = {name: self._original_scores[row] for name, row in names.items() if row in self._original_scores}
+        kept = {name: self._original_scores[name] for name in names if name in self._original_scores}
         others = {name: result for name, result in scores.items() if name not in names}
         rank = rank_of(found_here, self.metrics[0])
         return Evaluation(kept | others, rank=None if rank is None else (1, rank))

@@ -1,5 +1,6 @@
 """A server that crashes and goes on from its last checkpoint, as if nothing had happened."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -265,6 +266,43 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(
     damage(newest.with_name(newest.stem + suffix))
     (said,) = go_on(crashed, SIX_ROUNDS)
     assert newest.name in said and told in said and said.endswith("going back to the one before")
+    assert_same(crashed, six_rounds)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "clients.jsonl"])
+def test_a_checkpoint_whose_lines_are_not_all_there_is_left_for_the_one_before(
+    six_rounds: Path, tmp_path: Path, name: str
+) -> None:
+    """After a power cut, say. The file would be filled up with zeros otherwise, and a round be missing."""
+    crashed = tmp_path / "crashed"
+    shutil.copytree(killed_after(six_rounds, 5), crashed)
+    newest = sorted((crashed / "checkpoints").glob("*[0-9].json"))[-1]
+    whole = json.loads(newest.read_text())["body"]["lines"][name]
+    with (crashed / name).open("r+b") as file:
+        file.truncate(whole - 1)
+    (said,) = go_on(crashed, SIX_ROUNDS)
+    assert f"{newest} cannot be used ({name} is shorter than it was)" in said
+    assert_same(crashed, six_rounds)
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(
+    six_rounds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails for a moment costs nothing, as the next start may read it."""
+    crashed, read = tmp_path / "crashed", Path.read_bytes
+    shutil.copytree(killed_after(six_rounds, 5), crashed)
+    newest = sorted((crashed / "checkpoints").glob("*[0-9].safetensors"))[-1]
+
+    def fail(path: Path) -> bytes:
+        if path == newest:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(ConfigError, match=r"^--resume: cannot read .*\.json: Input/output error$"):
+        go_on(crashed, SIX_ROUNDS)
+    monkeypatch.undo()
+    assert go_on(crashed, SIX_ROUNDS) == []
     assert_same(crashed, six_rounds)
 
 

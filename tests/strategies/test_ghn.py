@@ -1,5 +1,6 @@
 """HAFL-GHN over real clients: against FedAvg and autograd, and who is told, sent and averaged what."""
 
+import copy
 import json
 import random
 from collections.abc import Sequence
@@ -93,14 +94,17 @@ def own(name: str, **said: Any) -> Introduction:
     return introduction(name, input_shape=(1, 8, 8), num_classes=10, **said)
 
 
-def server(graphs: Sequence[Graph], examples: Sequence[int], fit_steps: int = 30) -> tuple[Any, list[Update]]:
+def server(
+    graphs: Sequence[Graph], examples: Sequence[int], fit_steps: int = 30, learning_rate: float = 1.0
+) -> tuple[Any, list[Update]]:
     """Return an algorithm `ghn-server` with updates from clients of these architectures."""
     generator = torch.Generator().manual_seed(5)
     abouts = [
         own(f"c{row}", train_examples=number, graph=graph.to_json())
         for row, (graph, number) in enumerate(zip(graphs, examples, strict=True))
     ]
-    made = joined(config("ghn-server", models=(), options=SMALL | {"fit_steps": fit_steps}), *abouts)
+    options = SMALL | {"fit_steps": fit_steps, "learning_rate": learning_rate}
+    made = joined(config("ghn-server", models=(), options=options), *abouts)
     updates = [
         update_of(client, torch.randn(graph.layout.numel, generator=generator) / 100)
         for client, graph in zip(made.clients.values(), graphs, strict=True)
@@ -194,6 +198,16 @@ def test_clients_of_one_architecture_count_by_their_examples() -> None:
     other.learn([replace(updates[0], returned=mean)])
     for part, values in one.state().items():
         torch.testing.assert_close(other.state()[part], values, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("steps", "rate"), [(1, 1.0), (1, 0.25), (3, 0.25)])
+def test_the_options_reach_the_servers_step(steps: int, rate: float) -> None:
+    made, updates = server([PLAIN], [10], fit_steps=steps, learning_rate=rate)
+    expected, (update,) = copy.deepcopy(made.hypernetwork), updates
+    assert update.returned is not None
+    follow(expected, [Target(PLAIN, 10.0, update.returned)], steps, rate)
+    made.learn(updates)
+    torch.testing.assert_close(flat(made.hypernetwork), flat(expected), rtol=1e-4, atol=1e-7)
 
 
 def test_what_no_client_uses_does_not_move_and_no_change_moves_nothing() -> None:

@@ -229,6 +229,22 @@ def test_the_network_for_all_moves_by_every_clients_nth_part_and_the_rest_is_lea
     torch.testing.assert_close(found["first"], found["hypernetwork"]["hypernetwork.start_S"])
 
 
+def test_clients_that_never_train_have_no_part_in_the_network_for_all() -> None:
+    algorithm = built(clients=4, novel=50, options={"hidden_dim": 8})
+    clients = [Client(name, row, DIGITS) for row, name in enumerate("abcd")]
+    for client in clients[1:]:
+        algorithm.join(client, first=True)
+    trained = [row for row in range(4) if not algorithm.config.is_novel(row)]
+    assert len(trained) == 2
+    delta = torch.randn(algorithm.layout(clients[0]).numel, generator=torch.Generator().manual_seed(0))
+    algorithm.learn([reply_of(algorithm, clients[trained[1]], -delta)])  # now no two embeddings give the same
+    before = algorithm.learner.hypernetwork.start("S").clone()
+    for client in clients:
+        torch.testing.assert_close(algorithm.common(client).values, algorithm.learner.average(trained, "S"))
+    algorithm.learn([reply_of(algorithm, clients[trained[0]], delta)])
+    torch.testing.assert_close(algorithm.learner.hypernetwork.start("S"), before + delta / 2)
+
+
 def test_a_client_uses_what_it_trained_last_moved_by_what_has_moved_for_all_since() -> None:
     algorithm = built(clients=3, options={"hidden_dim": 8})
     a, b, c = (Client(name, row, DIGITS) for row, name in enumerate("abc"))
@@ -284,9 +300,25 @@ def test_a_client_uses_what_is_written_if_asked_or_where_noise_would_cover_its_t
 ) -> None:
     algorithm = built(**changes)
     client = Client("a", 0, replace(DIGITS, train_examples=4000))
+    change = torch.ones(algorithm.layout(client).numel)
+    algorithm.learn([reply_of(algorithm, client, change)])
+    for _ in range(2):
+        assert torch.equal(algorithm.personal([client])[0].values, algorithm.weights([client])[0].values)
+        assert not [name for name in algorithm.state() if name.startswith("trained.")]
+        algorithm.start_from(algorithm.state() | {"trained.0": change})  # of a run in which it used what it trained
+
+
+def test_a_client_that_comes_back_with_another_size_uses_what_is_written_until_it_trains() -> None:
+    algorithm = built(clients=1, sizes=("S", "M"), options={"hidden_dim": 8})
+    client = Client("a", 0, replace(DIGITS, train_examples=4000))
+    larger = Client("a", 0, replace(client.about, size="M"))
     algorithm.learn([reply_of(algorithm, client, torch.ones(algorithm.layout(client).numel))])
-    assert torch.equal(algorithm.personal([client])[0].values, algorithm.weights([client])[0].values)
-    assert not [name for name in algorithm.state() if name.startswith("trained.")]
+    algorithm.join(larger, first=False)
+    written = algorithm.learner.generate([0], "M")[0]
+    assert torch.equal(algorithm.personal([larger])[0].values, written)
+    assert torch.equal(algorithm.weights([larger])[0].values, written)
+    algorithm.learn([reply_of(algorithm, larger, torch.ones(len(written)))])
+    torch.testing.assert_close(algorithm.personal([larger])[0].values, written + 1)
 
 
 @pytest.mark.parametrize("rule", get_args(UpdateRule))

@@ -50,10 +50,17 @@ def test_linear_heads_take_the_implicit_step_towards_the_trained_weights(rate: f
     torch.testing.assert_close(head.detach(), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("at_once", [3, 2, 1])
 @pytest.mark.parametrize("sizes", ["MMM", "MSM"])
-def test_a_cohort_follows_the_formula_over_several_rounds(sizes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rate, momentum, decoupling per size and the trunk's limit, with gradients from autograd."""
+def test_a_cohort_follows_the_formula_over_several_rounds(
+    sizes: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rate, momentum, decoupling per size and the trunk's limit, with gradients from autograd.
+
+    The weights of so many clients of size M fit into the memory at a time.
+    """
     monkeypatch.setattr(learner, "TRUNK_LIMIT", 2)
+    monkeypatch.setattr(learner, "BYTES_AT_ONCE", at_once * 7 * 8)
     rate, embedding_rate, momentum, decay, count = 0.02, 0.3, 0.9, 0.1, 3
     torch.manual_seed(1)
     network = MLPHypernetwork(LAYOUTS, embedding_dim=3, hidden_dim=6, hidden_layers=1).double()

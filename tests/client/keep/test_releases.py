@@ -356,6 +356,13 @@ def test_in_a_sum_the_loss_is_told_and_by_itself_it_is_not(tmp_path: Path) -> No
     assert training.train(noisy, masked_order(*begun(noisy), noise=Noise(1.0, 2.0))).loss is None, "masks are no noise"
 
 
+def test_no_loss_leaves_beside_a_sum_when_training_diverges(tmp_path: Path) -> None:
+    worker = insisting(tmp_path, None)
+    order = masked_order(*begun(worker))
+    with pytest.raises(HyperbloomError, match=r"^training diverged; lower local\.learning_rate$"):
+        worker.answer(change(order, learning_rate=1e38, weight_decay=1e30))
+
+
 @pytest.mark.parametrize("least", [0, 2, -1])
 def test_a_sum_of_fewer_than_three_is_no_demand(least: int) -> None:
     with pytest.raises(ConfigError, match="--min-masked: expected 3 clients in a sum or more, found"):

@@ -155,6 +155,7 @@ def test_each_server_has_a_secret_of_its_own_and_keeps_it_when_it_moves_or_has_a
     assert state.token("CA 2", "two:9092") == second
     assert state.token("CA 1", "one:9092") not in (first, second, plain)  # it is nobody's any more
     assert state.token("", "anywhere:1") == plain
+    assert state.token("CA 4", "anywhere:1") != plain  # which was told in plain text
 
 
 def test_two_clients_have_two_secrets(tmp_path: Path) -> None:

@@ -11,15 +11,16 @@ from PIL import Image
 
 from hyperbloom.client.newcomer.guarantee import noise_scale
 from hyperbloom.client.newcomer.ledger import Ledger
-from hyperbloom.client.newcomer.newcomer import DECLINED, Promise
+from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer, Promise
 from hyperbloom.common.data import DataSpec, load_client_data
+from hyperbloom.common.encoders import version_of
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError, WireError
 from hyperbloom.common.files.export import read_model
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.newcomers import model_of
 from hyperbloom.common.tasks import TaskSpec
-from hyperbloom.common.wire.newcomers import Delivery, Description
+from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.pack import pack
 from hyperbloom.common.wire.weights import Weights
 
@@ -100,6 +101,15 @@ def test_a_promise_that_the_encoder_cannot_keep_is_not_made(tmp_path: Path) -> N
     assert isinstance(newcomer(tmp_path).describe(offer("deepset")), Description)  # without a promise it will do
 
 
+def test_a_descriptor_that_is_not_finite_does_not_leave_without_a_promise_either(tmp_path: Path) -> None:
+    one, made = newcomer(tmp_path), offer("deepset")
+    values = torch.full_like(made.weights.values, 1e38)
+    huge = replace(made, weights=replace(made.weights, values=values), encoder_version=version_of(values))
+    assert one.describe(huge) is DECLINED
+    assert isinstance(one.failure, DataError) and "the descriptor is not finite" in str(one.failure)
+    assert Ledger(tmp_path / "state").read() == []
+
+
 def test_beyond_the_budget_nothing_leaves(tmp_path: Path) -> None:
     assert isinstance(newcomer(tmp_path, promise=Promise(0.3, 0.01), budget=0.5).describe(offer()), Description)
     second = newcomer(tmp_path, promise=Promise(0.3, 0.01), budget=0.5)
@@ -129,25 +139,40 @@ def test_one_example_exchanged_moves_the_descriptor_by_no_more_than_is_promised(
         assert 0 < moved <= bound * (1 + 1e-4)
 
 
-def test_who_has_not_all_classes_is_scored_where_labels_are_numbers(tmp_path: Path) -> None:
+def pets(folder: Path) -> DataSpec:
+    """Return 30 images of two named classes."""
     rng = np.random.default_rng(0)
-    by_number = labelled(tmp_path / "two.npz", rng.integers(0, 256, (30, 8, 8), dtype=np.uint8), np.arange(30) % 2)
     for name in ("cat", "dog"):
-        (tmp_path / "pets" / name).mkdir(parents=True)
+        (folder / "pets" / name).mkdir(parents=True)
         for index in range(15):
-            image = Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8))
-            image.save(tmp_path / "pets" / name / f"{index}.png")
-    for data, scored in ((by_number, True), (DataSpec(str(tmp_path / "pets")), False)):
-        one, spec = newcomer(tmp_path, data), ModelSpec("mlp", "S", SHAPE, CLASSES)
-        assert isinstance(one.describe(offer()), Description), one.failure
-        layout = full_layout(spec)
-        one.receive(Delivery(Weights(layout, layout.flatten(dict(build(spec).named_parameters())))))
-        folder = tmp_path / ("numbers" if scored else "names")
-        one.write(folder)
-        assert read_model(folder)[0].class_names == tuple(map(str, range(10)))
-        readme = (folder / "README.md").read_text()
+            Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(folder / "pets" / name / f"{index}.png")
+    return DataSpec(str(folder / "pets"))
+
+
+def exported(one: Newcomer, made: Offer, folder: Path) -> tuple[tuple[str, ...], str]:
+    """Let a newcomer take an offer; return the classes and the card of its model."""
+    assert isinstance(one.describe(made), Description), one.failure
+    spec = ModelSpec("mlp", "S", SHAPE, made.num_classes)
+    layout = full_layout(spec)
+    one.receive(Delivery(Weights(layout, layout.flatten(dict(build(spec).named_parameters())))))
+    one.write(folder)
+    return read_model(folder)[0].class_names, (folder / "README.md").read_text()
+
+
+def test_who_has_not_all_classes_is_scored_where_labels_are_numbers(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8)
+    by_number = labelled(tmp_path / "two.npz", images, np.arange(30) % 2)
+    for data, scored in ((by_number, True), (pets(tmp_path), False)):
+        classes, readme = exported(newcomer(tmp_path, data), offer(), tmp_path / ("numbers" if scored else "names"))
+        assert classes == tuple(map(str, range(10)))
         assert ("% on 30 labelled examples here" in readme) == scored != ("not known here" in readme)
         assert "these data do not name them all" in readme and "as they told" in readme
+
+
+def test_who_names_all_classes_is_scored_by_these(tmp_path: Path) -> None:
+    classes, readme = exported(newcomer(tmp_path, pets(tmp_path)), replace(offer(), num_classes=2), tmp_path / "model")
+    assert classes == ("cat", "dog")
+    assert "% on 30 labelled examples here" in readme and "these data do not name them all" not in readme
 
 
 def test_the_delivered_model_becomes_a_folder_whose_card_says_what_was_sent(tmp_path: Path) -> None:

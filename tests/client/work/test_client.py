@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -160,6 +161,9 @@ def test_moments_are_told_with_the_same_noise_each_time(tmp_path: Path) -> None:
     found = np.sqrt(np.square(errors).mean(0))
     expected = 0.5 / np.sqrt([len(ages), 2 * len(ages), len(ages)])
     np.testing.assert_allclose(found, expected, rtol=0.4)  # of 100 draws, so five times their error
+    assert stat.S_IMODE((tmp_path / "b" / "moments.json").stat().st_mode) == 0o600
+    for place in range(10):  # however much noise, it is a count of examples, or the server refuses the client
+        assert 1 <= told(f"e{place}", disclose_moments=True, moments_noise=50.0)[0] <= len(ages)
 
 
 def test_a_schema_without_scales_takes_those_of_the_server(tmp_path: Path) -> None:

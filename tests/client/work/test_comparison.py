@@ -5,6 +5,8 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,18 +15,22 @@ import torch
 from torch import nn
 from torch.nn.functional import softplus
 
+from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import comparison
 from hyperbloom.client.work.scoring import score_of
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.gains import MIXTURES
-from hyperbloom.common.models import first_values
+from hyperbloom.common.methods import Ditto
+from hyperbloom.common.models import first_values, full_layout
 from hyperbloom.common.tasks import TaskSpec, make_task
 from hyperbloom.common.wire.orders import SGD, CompareOrder, CompareResult, EvaluateOrder, TrainOrder
 from hyperbloom.common.wire.weights import Weights
 
-from ..orders import BODY, COMMON, FULL, SPEC, STEPS, Worker, arrange
+from ..conftest import SHARE
+from ..orders import BODY, COMMON, FULL, SPEC, STEPS, Worker, arrange, change, train_order
+from .own import ordered
 
 SOUND = Weights(FULL, first_values(SPEC, FULL, 3))
 USELESS = Weights(FULL, torch.zeros(FULL.numel))
@@ -115,17 +121,82 @@ def test_runs_of_the_same_length_share_what_a_client_trains_alone(
         assert found == disclosing(make_worker("ward-7")).answer(asked)
 
 
-def test_mixtures_lie_between_their_models(make_worker: Callable[..., Worker]) -> None:
-    """Their weights are interpolated, and scored as any others are."""
-    worker, common = disclosing(make_worker("ward-7")), Weights(FULL, first_values(SPEC, FULL, 4))
-    trials = dict(comparison._trials(worker, order(common=common)))
-    assert torch.equal(FULL.flatten(trials["common"].tensors), common.values)
+@pytest.mark.parametrize(
+    "changes",
+    [{"seed": 6}, {"sgd": SGD(**STEPS)}, {"decays": True}, {"rounds": 6}, {"metrics": ("balanced-accuracy",)}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_run_of_another_kind_has_a_client_train_alone_anew(
+    make_worker: Callable[..., Worker], changes: dict[str, Any]
+) -> None:
+    worker, fresh = disclosing(make_worker("ward-7")), disclosing(make_worker("ward-7"))
+    worker.answer(order())
+    assert worker.answer(order(**changes)) == fresh.answer(order(**changes))
+    assert torch.equal(alone_of(worker), alone_of(fresh))
+
+
+def test_who_trains_alone_does_not_refine(make_worker: Callable[..., Worker]) -> None:
+    """Or it would be compared with more than training alone, of which no strategy is told."""
+    refines, plain = (disclosing(make_worker("ward-7")) for _ in range(2))
+    refines.answer(order(epochs=3, rate=0.1, batch=8, rounds=1))
+    plain.answer(order(rounds=1))
+    assert torch.equal(alone_of(refines), alone_of(plain))
+
+
+def alone_of(worker: Worker) -> torch.Tensor:
+    """Return the weights of the model that a client has trained alone."""
+    assert worker.lone is not None
+    return FULL.flatten(worker.lone[1].tensors)
+
+
+@pytest.mark.parametrize("model", ["mlp", "hafl-1"])
+def test_mixtures_lie_between_their_models(make_worker: Callable[..., Worker], model: str) -> None:
+    """Their weights are interpolated, and scored as any others are, by running statistics of their own."""
+    worker, spec = disclosing(make_worker("ward-7", size="S")), replace(SPEC, name=model, size="S")
+    layout, named = full_layout(spec), COMMON | {"model": model}
+    sound, common = (Weights(layout, first_values(spec, layout, seed)) for seed in (3, 4))
+    trials = dict(comparison._trials(worker, order(model=model, weights=sound, common=common)))
+    assert torch.equal(layout.flatten(trials["common"].tensors), common.values)
     for name, (first, second, share) in MIXTURES.items():
-        ends = [FULL.flatten(trials[end].tensors) for end in (first, second)]
-        found = FULL.flatten(trials[name].tensors)
+        ends = [layout.flatten(trials[end].tensors) for end in (first, second)]
+        found = layout.flatten(trials[name].tensors)
         torch.testing.assert_close(found, (1 - share) * ends[0] + share * ends[1])
-        scored = worker.answer(arrange(EvaluateOrder, **COMMON, private="none", weights=Weights(FULL, found)))
+        scored = worker.answer(arrange(EvaluateOrder, **named, private="none", weights=Weights(layout, found)))
         assert (scored.val.loss, scored.test.values) == (trials[name].val.loss, trials[name].test.values)
+
+
+def test_a_copy_is_tuned_from_its_own_values_and_the_model_for_all_from_those_that_were_sent(
+    make_worker: Callable[..., Worker], tmp_path: Path
+) -> None:
+    """As clients of Ditto have one. Each is tuned as weights are that a server sends to a client without a copy."""
+    worker = make_worker("ward-7")
+    plain = Worker(replace(worker.settings, state_dir=tmp_path / "plain"))
+    worker.answer(train_order("copy", method=Ditto(lamda=1.0), weights=SOUND, steps=20))
+    asked = order(rounds=2, sgd=SGD(**STEPS))
+    kept = worker.state.load_personal(asked.scope, FULL)
+    assert kept is not None and not torch.allclose(kept[0], SOUND.values, atol=1e-3)
+
+    def weights(worker: Worker, asked: CompareOrder) -> dict[str, torch.Tensor]:
+        return {name: FULL.flatten(each.tensors) for name, each in comparison._trials(worker, asked)}
+
+    trials = weights(worker, change(asked, private="copy"))
+    assert torch.equal(trials["personal"], kept[0]) and torch.equal(trials["common"], SOUND.values)
+    for name, start in (("tuned", kept[0]), ("common-tuned", SOUND.values)):
+        tuned = weights(plain, replace(asked, weights=Weights(FULL, start)))["tuned"]
+        assert torch.equal(trials[name], tuned) and not torch.equal(tuned, start)
+
+
+def test_what_python_says_of_a_failing_model_stays_on_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> float:
+        raise RuntimeError("secret_layer is in training")
+
+    monkeypatch.setattr(comparison, "train", fail)
+    worker = Worker(ClientSettings("ward-7", SHARE, "cpu", "S", tmp_path / "ward-7", model="plain-4"))
+    with pytest.raises(HyperbloomError, match=r"^the client's own model fails; the client's log says how$"):
+        worker.answer(order(**ordered()))
+    assert "secret_layer is in training" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -150,6 +221,52 @@ def test_a_model_is_chosen_only_if_its_loss_is_surely_smaller_on_validation_exam
 
     trials = {"personal": trial(right, losses), "tuned": trial(12, (2.0, 2.0)), "alone": trial(6, (1.0, 1.0))}
     assert comparison._choose(trials, "accuracy") == chosen
+
+
+@pytest.mark.parametrize(
+    ("metric", "mine", "alone", "gains"),
+    [
+        ("rmse", (1.0, 1.0), (3.0, 3.0), 2.0),
+        ("mae", (1.0, 2.0), (2.0, 4.0), 1.5),
+        ("r2", (0.0, 0.0), (1.0, 1.0), 1.0),
+        ("mae", (2.0, 2.0), (0.0, 3.5), None),  # its loss is surely smaller, and its error on average larger
+    ],
+)
+def test_of_errors_less_is_a_gain(
+    metric: str, mine: tuple[float, float], alone: tuple[float, float], gains: float | None
+) -> None:
+    signs = torch.tensor([1.0, 1.0, -1.0, -1.0] * 60)
+    data = Examples(torch.zeros(240, 1), signs, make_task(TaskSpec("regression")))
+
+    def trial(errors: tuple[float, float]) -> Any:
+        answers = signs[:, None] + torch.tensor(errors * 120)[:, None]
+        losses = (answers - signs[:, None]).double().square().sum(1) / 2
+        score = score_of(data, answers, 1, float(losses.mean()), (metric,), disclose=False)
+        return SimpleNamespace(losses=losses, val=score, test=score, answers=[answers, answers], outputs=1)
+
+    found = comparison._gain({"personal": trial(mine), "alone": trial(alone)}, data, metric)
+    assert found is not None and found.models == ("personal", "alone")
+    if gains is None:
+        assert (found.chosen, found.value, found.low, found.high) == ("alone", 0, 0, 0)
+    else:
+        assert found.chosen == "personal" and found.value == pytest.approx(gains)
+        assert 0 < found.low <= found.value + 1e-6 and found.value - 1e-6 <= found.high < 2 * gains
+
+
+@pytest.mark.parametrize(("count", "labels", "metric"), [(1, [0, 1], "accuracy"), (6, [0], "auroc")])
+def test_there_is_no_gain_on_one_example_or_by_a_metric_that_is_not_defined(
+    count: int, labels: list[int], metric: str
+) -> None:
+    def examples(count: int) -> Examples:
+        classes = torch.tensor(labels).repeat(count)[:count]
+        return Examples(torch.zeros(count, 1), classes)
+
+    def trial(loss: float) -> Any:
+        answers = [torch.eye(2)[[0] * n] for n in (8, count)]
+        val, test = (score_of(examples(len(a)), a, 2, loss, (metric,), disclose=False) for a in answers)
+        return SimpleNamespace(losses=torch.full((8,), loss).double(), val=val, test=test, answers=answers, outputs=2)
+
+    assert comparison._gain({"personal": trial(0.5), "alone": trial(1.0)}, examples(count), metric) is None
 
 
 def test_the_losses_are_the_means_over_the_known_labels_of_each_example() -> None:

@@ -1,6 +1,7 @@
 """What a client says of itself, and of its own model: no more than was asked for and allowed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hyperbloom.common.data import load_client_data
 from hyperbloom.common.errors import RefusedError, WireError
 from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.wire.orders import Greeting
+from hyperbloom.server.access.certificates import init
 
 from ..conftest import SHARE
 from ..orders import Worker
@@ -72,6 +74,20 @@ def test_an_introduction_holds_sizes_and_no_data(make_worker: MakeWorker) -> Non
     assert (about.train_examples, about.val_examples, about.test_examples) == (40, len(data.val), len(data.test))
     assert about.class_shares == ()
     assert about.token == worker.state.token()
+
+
+def test_each_server_is_told_a_secret_of_its_own(make_worker: MakeWorker, tmp_path: Path) -> None:
+    """What one server knows makes it this client at no other; a new CA at the same address is no other server."""
+    settings = make_worker("ward-7").settings
+    one, two, three = (init(tmp_path / name, []).ca for name in ("one", "two", "three"))
+
+    def secret(ca: Path | None, address: str) -> str:
+        worker = Worker(replace(settings, root_certificates=ca, server=address))
+        return str(worker.answer(Greeting(__version__)).token)
+
+    first = secret(one, "one:9092")
+    assert len({first, secret(two, "two:9092"), secret(None, "one:9092")}) == 3
+    assert secret(one, "moved:9092") == secret(three, "moved:9092") == first
 
 
 def test_class_shares_are_told_only_if_that_was_wished(make_worker: MakeWorker) -> None:

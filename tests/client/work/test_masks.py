@@ -196,6 +196,16 @@ def test_shares_are_not_dealt_to_order(changes: dict[str, Any], message: str) ->
         four.rounds[0].share(replaced(four.order, **changes))
 
 
+@pytest.mark.parametrize("name", ["cipher_keys", "mask_keys", "identities"])
+def test_shares_are_not_dealt_beside_a_key_that_is_not_its_own(name: str) -> None:
+    """With a key of its own in this client's place, the server would read its shares, or know its masks, or sign."""
+    four = Four()
+    other = SecureRound("run", 1).keys()
+    new = {"cipher_keys": other.cipher_key, "mask_keys": other.mask_key, "identities": other.identity}[name]
+    with pytest.raises(WireError, match="own keys in place 0"):
+        four.rounds[0].share(replaced(four.order, **{name: (new, *getattr(four.order.agreement, name)[1:])}))
+
+
 def test_shares_are_not_dealt_to_too_few_or_to_the_same_client_twice() -> None:
     four = Four()
     ciphers, masks = four.order.agreement.cipher_keys, four.order.agreement.mask_keys
@@ -503,6 +513,9 @@ def test_each_order_has_its_turn_once(worker: Worker) -> None:
     for order, call in ((four.shares_order(0), worker.answer), (unmask, worker.answer)):
         worker.answer(KeysOrder("run", 2))
         with pytest.raises(WireError, match="for round 1 of run, but the keys here are for round 2 of run"):
+            call(order)  # type: ignore[operator]
+        worker.answer(KeysOrder("another", 1))
+        with pytest.raises(WireError, match="for round 1 of run, but the keys here are for round 1 of another"):
             call(order)  # type: ignore[operator]
     worker.answer(KeysOrder("run", 1))
     with pytest.raises(WireError, match=r"expected train\.shares at this point of the round, found train\.unmask"):

@@ -17,6 +17,7 @@ from hyperbloom.common.data import load_client_data
 from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
 from hyperbloom.common.models import MODELS, build
 from hyperbloom.common.seeds import derive
+from hyperbloom.common.wire.exchanges import Fit, FitOrder
 from hyperbloom.common.wire.orders import EvaluateOrder, TrainOrder
 from hyperbloom.common.wire.weights import Weights
 
@@ -73,6 +74,11 @@ def forget_personal(worker: Worker) -> None:
             train_order(steps=100_001),
             WireError,
             f"{REPLY}'delta', (100001,) steps",
+        ),
+        (
+            FitOrder(**vars(train_order()), fit=Fit("deepset", "v", initial(), initial(), 100_001, 0.1)),
+            WireError,
+            f"{REPLY}'delta', (4, 100001) steps",
         ),
         (
             train_order(batch_size=0),

@@ -64,6 +64,17 @@ def test_fewer_shares_fit_every_secret_alike() -> None:
         assert sa.combine({0: shares[0], 1: shares[1], 2: third.to_bytes(33, "big")}) == other
 
 
+@pytest.mark.parametrize("secret", [bytes(32), b"\x07" * 32])
+def test_fewer_shares_are_noise_whatever_the_secret(secret: bytes) -> None:
+    """Each by itself, and what a pair would open: Pearson's statistic on bytes has mean 255 and deviation 22.6."""
+    drawn = [sa.split(secret, 3, 4) for _ in range(500)]
+    for places in [*combinations(range(4), 1), *combinations(range(4), 2)]:
+        opened = [sa.combine({place: shares[place] for place in places}) for shares in drawn]
+        counts = np.bincount(np.frombuffer(b"".join(each or b"" for each in opened), np.uint8), minlength=256)
+        expected = 32 * len(drawn) / 256
+        assert ((counts - expected) ** 2 / expected).sum() < 255 + 8 * 22.6, places
+
+
 def test_shares_of_no_secret_are_told() -> None:
     wrong = {place: (sa._PRIME - 1).to_bytes(33, "big") for place in range(3)}
     assert sa.combine(wrong) is None  # a constant polynomial, of a value that no 32 bytes hold
@@ -71,6 +82,12 @@ def test_shares_of_no_secret_are_told() -> None:
 
 
 # ---------------------------------------------------------------------- keys and masks
+
+
+def test_a_commitment_is_to_one_secret_for_one_purpose_in_one_round() -> None:
+    told = [(b"a", "share of key", b"d"), (b"b", "share of key", b"d"), (b"a", "share of secret", b"d")]
+    told += [(b"a", "secret", b"d"), (b"a", "share of key", b"e")]
+    assert len({sa.commit(*each) for each in told}) == len(told)
 
 
 def test_two_clients_agree_and_others_do_not() -> None:
@@ -209,6 +226,15 @@ def test_a_sum_with_a_mask_in_it_is_told() -> None:
     sa.add_mask(words, bytes(32))
     with pytest.raises(WireError, match="beyond what clients can have sent"):
         scale.decode(words, 400)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_honest_sum_is_read_and_a_larger_one_is_not(sign: int) -> None:
+    scale = Scale(4, 8.0, 100)
+    words = np.array([0, sign * 2**27], np.int32)
+    assert scale.decode(words.view(np.uint32), 400)[1] == pytest.approx(sign * 8.0)
+    with pytest.raises(WireError, match="beyond what clients can have sent"):
+        scale.decode((words + sign).view(np.uint32), 400)
 
 
 def test_nobody_counts_for_nothing_or_for_more_than_the_most() -> None:

@@ -9,7 +9,7 @@ import torch
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import FedProx
-from hyperbloom.common.secrecy.sums import told
+from hyperbloom.common.secrecy.sums import part_digests, told
 from hyperbloom.common.wire.masks import MaskedOrder, Masking
 from hyperbloom.common.wire.orders import SGD, Noise, Scope, Target
 from hyperbloom.common.wire.pack import pack, unpack
@@ -57,3 +57,16 @@ CHANGES: dict[str, Callable[[MaskedOrder], MaskedOrder]] = {
 def test_all_else_is_bound(what: str) -> None:
     assert told(b"d", CHANGES[what](ORDER)) != told(b"d", ORDER)
     assert told(b"other clients", ORDER) != told(b"d", ORDER)
+
+
+def test_a_part_is_a_tensor_of_one_name_shape_and_value_in_one_round() -> None:
+    """Clients that were sent another one share no part, so it is in no sum of theirs."""
+
+    def digest(name: str = "w", shape: tuple[int, ...] = (2, 3), value: float = 1.0, of: bytes = b"d") -> bytes:
+        weights = Weights(Layout(((name, shape),)), torch.full((6,), value))
+        ((found, known),) = part_digests(weights, of).items()
+        assert known == name
+        return found
+
+    several = [digest(), digest("v"), digest(shape=(3, 2)), digest(shape=(6,)), digest(value=1.5), digest(of=b"e")]
+    assert len(set(several)) == len(several) and digest() == several[0]

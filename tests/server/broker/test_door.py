@@ -213,6 +213,26 @@ def test_a_revoked_client_is_gone_and_stays_away(house: House, caplog: pytest.Lo
     assert house.call(pull(neighbour), other) == "answer"
 
 
+@pytest.mark.parametrize("kind", [PullMessagesRequest, ActivateNodeRequest])
+def test_a_client_that_is_revoked_while_its_message_comes_is_refused(house: House, kind: Any) -> None:
+    key = house.add("ward-7")
+    node, public = house.activate(key), public_pem(key)
+    asked = pull(node) if kind is PullMessagesRequest else kind(public_key=public.encode(), heartbeat_interval=30)
+
+    class Late(Messages):
+        """A message that takes so long that its sender's key is revoked before it is there."""
+
+        def __next__(self) -> bytes:
+            house.registry.revoke("ward-7")
+            house.keys.follow()
+            return super().__next__()
+
+    with pytest.raises(Aborted) as caught:
+        house.send(Late(asked.SerializeToString()), metadata(key), kind)
+    assert caught.value.args == (DENIED, f"key {fingerprint(public)} is unknown or revoked")
+    assert house.names() == {"ward-7": "unregistered"}
+
+
 def test_a_client_that_never_came_can_be_revoked(house: House) -> None:
     key = house.add("ward-7")
     house.registry.revoke("ward-7")
@@ -398,6 +418,11 @@ STRANGERS: dict[str, tuple[Callable[[Key], list[Any]], grpc.StatusCode, str]] = 
         UNAUTHENTICATED,
         "Invalid timestamp: the clock is 310 s behind",
     ),
+    "a call of the next minute": (
+        lambda key: _moved(key, seconds=75),
+        UNAUTHENTICATED,
+        "Invalid timestamp: the clock is 75 s ahead",
+    ),
     "a call of tomorrow": (
         lambda key: _moved(key, days=1),
         UNAUTHENTICATED,
@@ -477,6 +502,7 @@ def test_a_member_has_few_messages_under_way_and_they_end_in_time(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(superlink_door, "MOST_CALLS", 2)
+    monkeypatch.setattr(superlink_door, "MOST_UPLOADS", 2)
     key, other = house.add("ward-7"), house.add("ward-8")
     node, neighbour = house.activate(key), house.activate(other)
     slow, contexts = [Slow(pull(node).SerializeToString()) for _ in range(2)], [Context(), Context()]
@@ -490,6 +516,8 @@ def test_a_member_has_few_messages_under_way_and_they_end_in_time(
             house.send(Messages(), metadata(key))
         assert caught.value.args[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert house.call(pull(neighbour), other) == "answer"
+        upload = Messages(pull(node).SerializeToString())
+        assert house.send(upload, metadata(key), method=UPLOAD) == "answer", "objects have places of their own"
         house.door.cancel_overdue()
         assert not any(context.cancelled for context in contexts)
         monkeypatch.setattr(superlink_door.time, "monotonic", lambda: float("inf"))

@@ -135,9 +135,10 @@ def test_nobody_makes_an_object_unreadable_whose_content_it_has_not(link: Link) 
 
 
 def test_many_objects_have_no_more_than_twice_what_one_may_have(link: Link) -> None:
-    contents = [record(800, number) for number in range(5)]
+    contents = [*(record(800, number) for number in range(5)), record(1001)]
     session = link.announce(*contents)
-    assert [link.push(session, content) for content in contents] == [True, True, False, False, False]
+    assert [link.push(session, content) for content in contents] == [True, True, False, False, False, True]
+    assert link.store.get(_id(contents[-1])) == TOO_LARGE, "of one that is too large by itself a note is kept as ever"
 
 
 def test_two_replies_with_an_object_in_common_both_arrive(link: Link) -> None:

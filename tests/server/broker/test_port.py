@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -234,6 +235,19 @@ def test_who_is_refused_all_the_time_waits_for_the_answer(port: Port, monkeypatc
     call.cancel()
     never.set()
     until(lambda: places._value == MOST_HELD)
+
+
+def test_after_a_minute_an_address_may_be_refused_as_often_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a client whose clock is wrong once a day would flood the port in the end."""
+    connections = Connections()
+    call: Any = SimpleNamespace(peer=lambda: "ipv4:10.0.0.9:1", add_callback=lambda _: False)
+    connections.sweep()
+    assert [connections.refused(call) for _ in range(PATIENCE + 1)] == [True] * PATIENCE + [False]
+    connections.sweep()
+    assert not connections.refused(call)
+    monkeypatch.setattr(superlink_port, "MINUTE_S", -1.0)
+    connections.sweep()
+    assert connections.refused(call)
 
 
 def test_connections_that_flood_are_slowed_down_and_others_are_not(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"client_id": "a\nb"}, "--client-id: expected 1 to 64 letters"),
     ({"version": "1" * 101}, "expected less to be said of its version and model"),
     ({"types": ("x" * 2**21, "y" * 2**21)}, "expected less to be said of its version and model"),
+    ({"graph": "x" * 2**22}, "expected less to be said of its version and model"),
+    ({"backbone": "x" * 2**22}, "expected less to be said of its version and model"),
     ({"class_shares": (1e30, -1e30, 1.0)}, "expected a share from 0 to 1 for each class"),
     ({"class_shares": (0.5, 0.5)}, "expected a share from 0 to 1 for each class"),
     ({"class_shares": (0.5, 0.5, 0.5)}, "expected a share from 0 to 1 for each class"),
@@ -89,6 +91,13 @@ def test_what_the_run_says_holds_for_the_first_client_too() -> None:
         check_introduction(introduction("a", input_shape=(5,)), told, make_algorithm(told), None)
     with pytest.raises(RefusedError, match="expected 3 classes"):
         check_introduction(introduction("a", num_classes=2), told, make_algorithm(told), None)
+
+
+@pytest.mark.parametrize("shape", [(2**31,), (1, 2**20, 2**40), (-(2**40),)])
+def test_a_first_client_with_impossible_inputs_is_refused_before_a_network_is_tried(shape: tuple[int, ...]) -> None:
+    algorithm = make_algorithm(config())
+    with pytest.raises(RefusedError, match="numbers about its data, found .* or huge ones"):
+        check_introduction(introduction("a", input_shape=shape), config(), algorithm, None)
 
 
 def test_a_first_client_that_no_network_fits_is_refused_and_decides_nothing() -> None:
@@ -289,3 +298,28 @@ def test_moments_of_another_number_of_targets_stop_the_run_from_beginning() -> N
         ConfigError, match=r"^target_moments: expected 2 means and then 2 deviations, found \(300.0, 50"
     ):
         admitting.begin(roster, 0)
+
+
+@pytest.mark.parametrize(
+    ("declared", "kept", "used"),
+    [
+        ((), (), (6.0, 3.0)),
+        ((300.0, 50.0), (), (300.0, 50.0)),
+        ((300.0, 50.0), (7.0, 2.0), (7.0, 2.0)),
+    ],
+)
+def test_targets_are_standardised_as_before_else_as_declared_else_as_clients_tell(
+    declared: tuple[float, ...], kept: tuple[float, ...], used: tuple[float, ...]
+) -> None:
+    """What a run goes on with was kept in its checkpoint: others would make other numbers of its networks' outputs."""
+    run = config(strategy="fedavg", sizes=("S",), options={}, target_moments=declared)
+    algorithm, roster = make_algorithm(run), Roster(0)
+    admitting = Admission(run, algorithm)
+    for node, moments in enumerate(((10.0, 3.0, 0.0), (10.0, 9.0, 0.0)), start=2):
+        about = introduction(f"c{node}", task="regression", num_classes=1, input_shape=(4,), moments=moments)
+        admitting.check(about, roster)
+        roster.admit(node, about)
+    roster.moments = kept
+    admitting.begin(roster, 0)
+    assert roster.moments == used
+    assert (*algorithm.setting.task.spec.mean, *algorithm.setting.task.spec.std) == used
