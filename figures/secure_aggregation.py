@@ -29,7 +29,7 @@ from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.federation import Federation
-from hyperbloom.server.loop.masks import Masks
+from hyperbloom.server.loop.masks import under_masks
 from hyperbloom.server.loop.post import Traffic
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import Run
@@ -68,7 +68,7 @@ class Rounds:
         start = time.process_time()
         exchanges: Exchanges[None] = run.protection.round(run.algorithm.round(turn))
         if way != "plain":
-            exchanges = Masks(run.config, turn, outcome, run.director.blame).round(exchanges)
+            exchanges = under_masks(exchanges, run.config, turn, outcome, run.director.blame)
         run.director.play(without(exchanges, vanished), outcome, len(turn.cohort))
         seconds = time.process_time() - start
         if len(outcome.results) != len(turn.cohort) - vanished:

@@ -41,28 +41,21 @@ AnswerT = TypeVar("AnswerT")
 Blame = Callable[[Client, str, Outcome], None]
 
 
-class Masks:
-    """Plays the training exchanges of a round under masks; `blame` counts a refused answer against a client."""
+def under_masks(
+    exchanges: Exchanges[None], config: RunConfig, turn: Turn, outcome: Outcome, blame: Blame
+) -> Exchanges[None]:
+    """Play a round's exchanges, its training under masks; `blame` counts a refused answer against a client."""
 
-    def __init__(self, config: RunConfig, turn: Turn, outcome: Outcome, blame: Blame) -> None:
-        self.config, self.turn, self.outcome, self._blame = config, turn, outcome, blame
-
-    def round(self, exchanges: Exchanges[None]) -> Exchanges[None]:
-        """Play a round's exchanges, each training exchange under masks."""
-        return through(exchanges, self._train)
-
-    def _train(self, wanted: Train) -> Exchanges[Sequence[Update]]:
+    def train(wanted: Train) -> Exchanges[Sequence[Update]]:
         try:
-            return (yield from _MaskedTraining(self, wanted).play())
+            return (yield from _MaskedTraining(config, turn, outcome, blame, wanted).play())
         except _Dropped as why:
             for client in wanted.clients:
-                if client.client_id not in self.outcome.refused:
-                    self.outcome.leave_out(client, Reason.DROPPED, f"dropped: {why}")
+                if client.client_id not in outcome.refused:
+                    outcome.leave_out(client, Reason.DROPPED, f"dropped: {why}")
             return []
 
-    def blame(self, client: Client, text: str) -> None:
-        """Count what a client has sent against it."""
-        self._blame(client, text, self.outcome)
+    return through(exchanges, train)
 
 
 class _Dropped(Exception):
@@ -75,11 +68,11 @@ class _MaskedTraining:
     Mappings are by row unless their names or comments say that they are by place.
     """
 
-    def __init__(self, masks: Masks, wanted: Train) -> None:
-        self.masks, self.wanted = masks, wanted
-        self.run_id, self.number = masks.turn.scope.run_id, masks.turn.number
+    def __init__(self, config: RunConfig, turn: Turn, outcome: Outcome, blame: Blame, wanted: Train) -> None:
+        self.config, self.outcome, self.blame, self.wanted = config, outcome, blame, wanted
+        self.run_id, self.number = turn.scope.run_id, turn.number
         self.cohort = wanted.clients
-        self.threshold = protocol.threshold_of(len(self.cohort), masks.config.min_replies)
+        self.threshold = protocol.threshold_of(len(self.cohort), config.min_replies)
         self.clients: dict[int, Client] = {client.row: client for client in self.cohort}
         self._seen: set[bytes] = set()  # keys received so far
 
@@ -158,13 +151,13 @@ class _MaskedTraining:
         self._seen |= keys | {result.identity}
 
     def _agree(self) -> protocol.Agreement:
-        config, members = self.masks.config, self._who(self.keys)
-        examples = max(capped_examples(members, config.examples_cap))
+        members = self._who(self.keys)
+        examples = max(capped_examples(members, self.config.examples_cap))
         return protocol.Agreement(
             self.run_id,
             self.number,
             self.threshold,
-            protocol.Scale(len(members), config.privacy.largest_change, examples),
+            protocol.Scale(len(members), self.config.privacy.largest_change, examples),
             tuple(keys.cipher_key for keys in self.keys.values()),
             tuple(keys.mask_key for keys in self.keys.values()),
             tuple(keys.identity for keys in self.keys.values()),
@@ -264,8 +257,8 @@ class _MaskedTraining:
         name = client.client_id
         if len(shares) < self.threshold:
             # Blame the dealer only if most holders complain; a minority may lie. Once a round is enough.
-            if 2 * len(shares) < asked and name not in self.masks.outcome.lied:
-                self.masks.blame(client, "most others cannot read the shares that it has dealt")
+            if 2 * len(shares) < asked and name not in self.outcome.lied:
+                self.blame(client, "most others cannot read the shares that it has dealt", self.outcome)
             raise _Dropped(f"{len(shares)} clients could read the shares that {name} has dealt, not {self.threshold}")
         secret = protocol.combine(dict(list(shares.items())[: self.threshold]))
         if dealer in self.dead:
@@ -276,7 +269,7 @@ class _MaskedTraining:
         else:
             sound = secret is not None and protocol.commit(secret, "secret", self.digest) == self.dealt[dealer].secret
         if secret is None or not sound:
-            self.masks.blame(client, "the shares that it has dealt are not those of its secrets")
+            self.blame(client, "the shares that it has dealt are not those of its secrets", self.outcome)
             raise _Dropped(f"{name} has dealt shares that do not fit together")
         return secret
 
@@ -293,7 +286,7 @@ class _MaskedTraining:
             raise _Dropped(f"{error}; at least one has not sent what it should") from None
         members = self._who(masked)
         quiet = self.orders[members[0].row].noise is not None  # with noise, clients keep their losses to themselves
-        counts = capped_examples(members, self.masks.config.examples_cap)
+        counts = capped_examples(members, self.config.examples_cap)
         updates = []
         for client, examples in zip(members, counts, strict=True):
             sent = self.sent[client.row]
@@ -302,5 +295,5 @@ class _MaskedTraining:
             returned = (sent.values.double() + change if by_weights else change).to(sent.values.dtype)
             result = TrainResult(masked[client.row].seconds, loss=None if quiet else loss)
             updates.append(Update(client, result, sent.values, returned, sent.layout, examples))
-        self.masks.outcome.results = {update.client.client_id: as_told(update.result) for update in updates}
+        self.outcome.results = {update.client.client_id: as_told(update.result) for update in updates}
         return updates

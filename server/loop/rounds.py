@@ -86,9 +86,9 @@ class Run:
         turn = self.draw(number)
         exchanges: Exchanges[None] = self.protection.round(self.algorithm.round(turn))
         if self.config.secure_aggregation and self.algorithm.reply != "nothing":  # without replies there is no sum
-            from hyperbloom.server.loop.masks import Masks
+            from hyperbloom.server.loop.masks import under_masks
 
-            exchanges = Masks(self.config, turn, outcome, self.director.blame).round(exchanges)
+            exchanges = under_masks(exchanges, self.config, turn, outcome, self.director.blame)
         self.director.play(exchanges, outcome, len(turn.cohort))
         return bool(outcome.results) or not turn.cohort
 
