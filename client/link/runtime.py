@@ -72,7 +72,7 @@ def _serve(link: Link, app: App, node_config: dict[str, Any]) -> None:
         except grpc.RpcError as error:
             raise explanation(link, error) from None
         log.info("connected to %s as node %d", link.address, connection.node_id)
-        _Session(app, node_config, connection).run()
+        _answer_orders(app, node_config, connection)
     except (grpc.RpcError, OSError, flower.ObjectPullError, flower.ObjectPushError) as error:
         log.debug("session lost: %s", error)
         if refused := refusal(error):
@@ -81,43 +81,39 @@ def _serve(link: Link, app: App, node_config: dict[str, Any]) -> None:
         connection.close()
 
 
-class _Session:
-    """One node's session: receive an order, let the app answer it, send the answer."""
+def _answer_orders(app: App, node_config: dict[str, Any], connection: Connection) -> None:
+    """Receive orders, let the app answer them, and send the answers, until the server says that the run is over."""
+    pacer = Pacer()
+    while True:
+        asked = time.monotonic()
+        message = connection.receive()
+        now = time.monotonic()
+        if message is None:
+            if now - asked < WAIT_S / 2:  # the server did not wait for an order
+                time.sleep(pacer.delay(now, now - asked))
+            continue
+        context = Context(message.metadata.run_id, connection.node_id, node_config, RecordDict(), {}, 0)
+        _answer(app, message, context, connection)
+        pacer.message(time.monotonic())
+        if message.metadata.message_type == Notice.message_type:
+            notice = unpack(Notice, message.content)
+            if notice.kind == "refused":
+                raise RefusedError(f"the server refused this client: {notice.reason}")
+            log.info("the server says: %s", notice.reason)
+            raise _Finished
 
-    def __init__(self, app: App, node_config: dict[str, Any], connection: Connection) -> None:
-        self.app, self.node_config, self.connection = app, node_config, connection
 
-    def run(self) -> None:
-        pacer = Pacer()
-        while True:
-            asked = time.monotonic()
-            message = self.connection.receive()
-            now = time.monotonic()
-            if message is None:
-                if now - asked < WAIT_S / 2:  # the server did not wait for an order
-                    time.sleep(pacer.delay(now, now - asked))
-                continue
-            self._answer(message)
-            pacer.message(time.monotonic())
-            if message.metadata.message_type == Notice.message_type:
-                notice = unpack(Notice, message.content)
-                if notice.kind == "refused":
-                    raise RefusedError(f"the server refused this client: {notice.reason}")
-                log.info("the server says: %s", notice.reason)
-                raise _Finished
-
-    def _answer(self, message: Message) -> None:
-        start, failed = time.perf_counter(), flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        context = Context(message.metadata.run_id, self.connection.node_id, self.node_config, RecordDict(), {}, 0)
-        try:
-            reply = self.app(message, context)
-        except KeyboardInterrupt:
-            self.connection.send(Message(Error(failed, "the client is leaving"), reply_to=message), 0.0)
-            raise
-        except Exception as error:
-            log.exception("%s failed: %s", message.metadata.message_type, error)
-            reply = Message(Error(failed, describe(error)), reply_to=message)
-        self.connection.send(reply, time.perf_counter() - start)
+def _answer(app: App, message: Message, context: Context, connection: Connection) -> None:
+    start, failed = time.perf_counter(), flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    try:
+        reply = app(message, context)
+    except KeyboardInterrupt:
+        connection.send(Message(Error(failed, "the client is leaving"), reply_to=message), 0.0)
+        raise
+    except Exception as error:
+        log.exception("%s failed: %s", message.metadata.message_type, error)
+        reply = Message(Error(failed, describe(error)), reply_to=message)
+    connection.send(reply, time.perf_counter() - start)
 
 
 def retries_of(link: Link) -> flower.RetryInvoker:

@@ -22,7 +22,7 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom.client.link import runtime
-from hyperbloom.client.link.runtime import _Finished, _Session, retries_of, run_client
+from hyperbloom.client.link.runtime import _answer_orders, _Finished, retries_of, run_client
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.errors import ConnectionFailed, RefusedError
 from hyperbloom.common.wire.orders import Greeting, Notice
@@ -210,7 +210,7 @@ def app_that(act: Callable[[Message, Context], Any]) -> ClientApp:
 def serve(app: ClientApp, server: FakeServer) -> None:
     """Run a session until the fake server has nothing more to say."""
     with pytest.raises(NobodyThere):
-        _Session(app, {"client-id": "ward-7"}, server).run()
+        _answer_orders(app, {"client-id": "ward-7"}, server)
 
 
 def test_an_order_is_answered(slept: list[float]) -> None:
@@ -268,7 +268,7 @@ def test_ctrl_c_in_the_app_tells_the_server_and_goes_on_up(slept: list[float]) -
 
     server = FakeServer(greeting())
     with pytest.raises(KeyboardInterrupt):
-        _Session(app_that(act), {}, server).run()
+        _answer_orders(app_that(act), {}, server)
     (reply,) = server.sent
     assert reply.error.reason == "the client is leaving"
     assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
@@ -277,7 +277,7 @@ def test_ctrl_c_in_the_app_tells_the_server_and_goes_on_up(slept: list[float]) -
 def test_a_refusal_is_answered_first_and_raised_then(slept: list[float]) -> None:
     server = FakeServer(notice("refused", "the name is taken"))
     with pytest.raises(RefusedError, match=r"^the server refused this client: the name is taken$"):
-        _Session(app_that(lambda message, context: ""), {}, server).run()
+        _answer_orders(app_that(lambda message, context: ""), {}, server)
     assert unpack(Notice, server.sent[0].content) == Notice("refused", "the name is taken")
 
 
@@ -286,7 +286,7 @@ def test_the_end_of_the_run_is_answered_first_and_raised_then(
 ) -> None:
     server = FakeServer(notice("finished", "the run is over"), greeting())
     with caplog.at_level(logging.INFO, "hyperbloom.client"), pytest.raises(_Finished):
-        _Session(app_that(lambda message, context: ""), {}, server).run()
+        _answer_orders(app_that(lambda message, context: ""), {}, server)
     assert unpack(Notice, server.sent[0].content) == Notice("finished", "the run is over")
     assert len(server.queue) == 1
     assert [record.getMessage() for record in caplog.records] == ["the server says: the run is over"]
@@ -295,9 +295,8 @@ def test_the_end_of_the_run_is_answered_first_and_raised_then(
 def test_each_order_comes_with_the_run_the_node_and_the_settings(slept: list[float]) -> None:
     contexts: list[Context] = []
     server = FakeServer(greeting(), greeting())
-    session = _Session(app_that(lambda message, context: contexts.append(context)), {"client-id": "a"}, server)
     with pytest.raises(NobodyThere):
-        session.run()
+        _answer_orders(app_that(lambda message, context: contexts.append(context)), {"client-id": "a"}, server)
     told = [(each.run_id, each.node_id, each.node_config) for each in contexts]
     assert told == [(RUN, server.node_id, {"client-id": "a"})] * 2
 
