@@ -12,7 +12,7 @@ from torch import nn
 
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.features import Tail, on_features, tail_of
-from hyperbloom.client.work.own_network import OwnNetwork, own_graph
+from hyperbloom.client.work.own_network import Parts, make_network, ordered_parts, own_graph
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
 from hyperbloom.common import models
 from hyperbloom.common.data import Examples
@@ -123,7 +123,7 @@ def loaded_network(client: Client, target: Target, weights: Weights | None) -> L
         if target.hypernetwork is None and client.settings.disclose != "graph":
             raise WireError("order: for weights of a model whose graph this client does not disclose")
         with client.hide_own_model():
-            return _own_network(OwnNetwork.ordered(own, target, weights), client.device)
+            return _own_network(own, ordered_parts(own, target, weights), client.device)
     if target.private == "all" and client.own is not None:  # nothing travels, so the client chooses
         return _private_network(replace(client.own, adapt=target.adapt), client.device)
     spec = spec_of(client, target)
@@ -186,9 +186,9 @@ def _network(spec: models.ModelSpec, private: str, device: torch.device) -> Load
 
 
 @lru_cache(LOADED_NETWORKS)
-def _own_network(wanted: OwnNetwork, device: torch.device) -> Loaded:
-    made = wanted.make(device)
-    return Loaded(made.module, made.shared, made.personal, own_graph(wanted.spec).head)
+def _own_network(spec: models.ModelSpec, parts: Parts | None, device: torch.device) -> Loaded:
+    made = make_network(spec, parts, device)
+    return Loaded(made.module, made.shared, made.personal, own_graph(spec).head)
 
 
 @lru_cache(LOADED_NETWORKS)

@@ -10,7 +10,6 @@ HyperNetworks, 2022, https://arxiv.org/abs/2201.08459.
 In both cases the parameters are in `FlatPart`s, so training is the same as in every other strategy.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -33,53 +32,47 @@ def own_graph(spec: ModelSpec) -> Graph:
         return trace(build_own(spec), spec.input_shape)
 
 
-@dataclass(frozen=True)
-class OwnNetwork:
-    """A client's own model as an order uses it. Equal ones can share a network.
+Parts = tuple[Settings, tuple[LayerType, ...]]
+"""What a client's copy of the hypernetwork is made of: its settings, and the types of the parts that it has."""
 
-    Without a hypernetwork the weights arrive; `types` are those of the parts that the client's copy of it has.
-    """
 
-    spec: ModelSpec
-    hypernetwork: Settings | None = None
-    types: tuple[LayerType, ...] = ()
+def ordered_parts(spec: ModelSpec, target: Target, weights: Weights | None) -> Parts | None:
+    """Return what an order says of the hypernetwork for an own model, None without one; WireError if it is unfit."""
+    if target.hypernetwork is None:
+        return None
+    if weights is None:
+        raise WireError("order: expected parts of the hypernetwork, found none")
+    parts = {part_of(name) for name, _ in weights.layout.shapes} - {SHARED}
+    arrived = {LayerType.parse(part) for part in parts}
+    settings = Settings.from_wire(target.hypernetwork, "order: hypernetwork")
+    # In mode `linear` types without parameters have empty parts, which do not travel.
+    needed = set(own_graph(spec).types)
+    missing = [str(layer) for layer in needed - arrived if layer.roles or settings.mode != "linear"]
+    if missing:
+        raise WireError("order: the server has no part of the hypernetwork for a layer type of this client's model")
+    types = tuple(sorted(needed | arrived, key=str))
+    # Compare the order with the weights that arrived before allocating memory for what it describes.
+    try:
+        sketch = GraphHypernetwork.sketch(types, settings, weights.layout.numel)
+    except ModelError as error:
+        raise WireError(f"order: {error}") from None
+    weights.check(Layout.of(sketch), torch.float32)
+    return settings, types
 
-    @classmethod
-    def ordered(cls, spec: ModelSpec, target: Target, weights: Weights | None) -> "OwnNetwork":
-        """Return the own model as an order asks for it; WireError if the order does not fit the model."""
-        if target.hypernetwork is None:
-            return cls(spec)
-        if weights is None:
-            raise WireError("order: expected parts of the hypernetwork, found none")
-        parts = {part_of(name) for name, _ in weights.layout.shapes} - {SHARED}
-        arrived = {LayerType.parse(part) for part in parts}
-        settings = Settings.from_wire(target.hypernetwork, "order: hypernetwork")
-        # In mode `linear` types without parameters have empty parts, which do not travel.
-        needed = set(own_graph(spec).types)
-        missing = [str(layer) for layer in needed - arrived if layer.roles or settings.mode != "linear"]
-        if missing:
-            raise WireError("order: the server has no part of the hypernetwork for a layer type of this client's model")
-        types = tuple(sorted(needed | arrived, key=str))
-        # Compare the order with the weights that arrived before allocating memory for what it describes.
-        try:
-            sketch = GraphHypernetwork.sketch(types, settings, weights.layout.numel)
-        except ModelError as error:
-            raise WireError(f"order: {error}") from None
-        weights.check(Layout.of(sketch), torch.float32)
-        return cls(spec, settings, types)
 
-    def make(self, device: torch.device) -> Network:
-        """Build the network on a device."""
-        graph, nothing = own_graph(self.spec), Layout(())
-        with torch.random.fork_rng(devices=[]):
-            network = build_own(self.spec).to(device)
-        if self.hypernetwork is None:
-            return Network(network, FlatPart(network, graph.layout), FlatPart(network, nothing))
-        hypernetwork = GraphHypernetwork(self.types, self.hypernetwork, seed=None).to(device)
-        shared, used = FlatPart(hypernetwork, Layout.of(hypernetwork)), {SHARED, *map(str, graph.types)}
-        gradients = shared.layout.views(shared.gradient)
-        shared.frozen += [gradient for name, gradient in gradients.items() if part_of(name) not in used]
-        return Network(Generated(hypernetwork, graph, network), shared, FlatPart(network, nothing))
+def make_network(spec: ModelSpec, parts: Parts | None, device: torch.device) -> Network:
+    """Build a client's own model on a device, with weights that arrive or that a hypernetwork of `parts` generates."""
+    graph, nothing = own_graph(spec), Layout(())
+    with torch.random.fork_rng(devices=[]):
+        network = build_own(spec).to(device)
+    if parts is None:
+        return Network(network, FlatPart(network, graph.layout), FlatPart(network, nothing))
+    settings, types = parts
+    hypernetwork = GraphHypernetwork(types, settings, seed=None).to(device)
+    shared, used = FlatPart(hypernetwork, Layout.of(hypernetwork)), {SHARED, *map(str, graph.types)}
+    gradients = shared.layout.views(shared.gradient)
+    shared.frozen += [gradient for name, gradient in gradients.items() if part_of(name) not in used]
+    return Network(Generated(hypernetwork, graph, network), shared, FlatPart(network, nothing))
 
 
 class Fixed(nn.Module):
