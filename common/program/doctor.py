@@ -157,15 +157,13 @@ def check_folder(what: str, folder: Path) -> Finding:
     return Finding(what, "ok", found)
 
 
-def check_file(what: str, check: Callable[[], str]) -> Finding:
-    """Return the result of `check` for a file, or its error, whose text gives the advice after the last ';'."""
+def check_file(what: str, check: Callable[[], str], do: str = "put the right file there") -> Finding:
+    """Return the result of `check`, or its error, with the advice after its last ';' or else `do`."""
     try:
         return Finding(what, "ok", check())
     except HyperbloomError as error:
-        found, semicolon, do = str(error).rpartition("; ")
-        return Finding(
-            what, "failure", found if semicolon else str(error), do if semicolon else "put the right file there"
-        )
+        found, semicolon, advice = str(error).rpartition("; ")
+        return Finding(what, "failure", found, advice) if semicolon else Finding(what, "failure", str(error), do)
 
 
 def check_expiry(what: str, path: Path, renew: str) -> Finding:

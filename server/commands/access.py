@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hyperbloom.common.errors import ConfigError, HyperbloomError
+from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, group
 from hyperbloom.server.flags import CERTS, HOST, PORT
 
@@ -166,28 +166,26 @@ def doctor(
     table with what to do for each thing that is not ok. Exit code 1 if something would keep the server from starting,
     0 otherwise.
     """
-    from hyperbloom.common.program.doctor import check_folder, check_machine, check_server, report
+    from hyperbloom.common.program.doctor import check_file, check_folder, check_machine, check_server, report
 
     files = _files(certs)
     findings = [*check_machine(), check_folder("run folder", run_dir)]
     if server:  # the running server has the port
         findings += check_server(server, files.ca if files.ca.exists() else None, bool(insecure))
     else:
-        findings.append(_port(host or ("127.0.0.1" if insecure else "0.0.0.0"), port))
+        host = host or ("127.0.0.1" if insecure else "0.0.0.0")
+        do = "end what listens there, or choose another --port"
+        findings.append(check_file("port", lambda: _port(host, port), do))
     if not insecure:
         findings += _certificates(files)
     return report(findings, as_json)
 
 
-def _port(host: str, port: int) -> "Finding":
-    from hyperbloom.common.program.doctor import Finding
+def _port(host: str, port: int) -> str:
     from hyperbloom.server.grids.fleet import check_port
 
-    try:
-        check_port(host, port)
-    except HyperbloomError as error:
-        return Finding("port", "failure", str(error), "end what listens there, or choose another --port")
-    return Finding("port", "ok", f"{host}:{port} is free")
+    check_port(host, port)
+    return f"{host}:{port} is free"
 
 
 def _certificates(files: "Certificates") -> "list[Finding]":
@@ -202,7 +200,7 @@ def _certificates(files: "Certificates") -> "list[Finding]":
         check_file("certificates", lambda: "for " + ", ".join(check_files(files))),
         check_expiry("server.pem", files.server, "flower-server certs renew"),
         check_expiry("ca.pem", files.ca, "flower-server certs init --force, and the new ca.pem to every client"),
-        _issuer(files),
+        check_file("signed by", lambda: _issuer(files)),
     ]
     if files.ca_key.exists():
         findings.append(
@@ -216,16 +214,14 @@ def _certificates(files: "Certificates") -> "list[Finding]":
     return [*findings, Finding("clients", "ok" if clients else "warning", f"{len(clients)} may join", do)]
 
 
-def _issuer(files: "Certificates") -> "Finding":
+def _issuer(files: "Certificates") -> str:
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
-
-    from hyperbloom.common.program.doctor import Finding
 
     try:
         server, ca = (x509.load_pem_x509_certificate(path.read_bytes()) for path in (files.server, files.ca))
         server.verify_directly_issued_by(ca)
     except (OSError, ValueError, TypeError, InvalidSignature):
         found = "server.pem is not signed by ca.pem: clients will not trust this server"
-        return Finding("signed by", "failure", found, "flower-server certs renew, where ca.key is")
-    return Finding("signed by", "ok", "ca.pem")
+        raise ConfigError(f"{found}; flower-server certs renew, where ca.key is") from None
+    return "ca.pem"
