@@ -1,7 +1,7 @@
 """The grid of a run, and the clients that the run starts itself."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from hyperbloom.client.app import app
@@ -13,6 +13,7 @@ from hyperbloom.common.data import data_source
 from hyperbloom.server.grids.fleet import Machines, Say, Tell, open_superlink
 from hyperbloom.server.grids.inline import InlineGrid, TrainAll
 from hyperbloom.server.grids.local_clients import client_settings, local_clients, make_keys, printed_line
+from hyperbloom.server.grids.workers import workers
 from hyperbloom.server.loop.post import Grid
 
 Opened = tuple[Grid, Callable[[], None]]
@@ -49,14 +50,9 @@ def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tel
     Raises:
         HyperbloomError: data are missing, or the engine cannot be started.
     """
-    if machines.engine == "inline" and machines.workers > 1:
-        from hyperbloom.server.grids.workers import workers
-
-        with workers(machines.workers) as train_all:
-            yield inline_grid(config, folder, train_all=train_all), lambda: None
-        return
     if machines.engine == "inline":
-        yield inline_grid(config, folder, machines.vectorise), lambda: None
+        with workers(machines.workers) if machines.workers > 1 else nullcontext() as train_all:
+            yield inline_grid(config, folder, machines.vectorise, train_all), lambda: None
         return
     settings = [client_settings(config, index, folder) for index in range(machines.local_clients)]
     keys = None if machines.insecure or not settings else make_keys(settings, folder / "clients")
