@@ -185,19 +185,14 @@ class _Loop:
     def _forget_lost(self) -> None:
         """Free the places of clients that have left or did not answer in time."""
         post, limit = self.federation.post, self.config.round_timeout_s
-        post.give_up([written.letter for written in self._written.values()], limit)
-        for message_id, written in list(self._written.items()):
-            if not post.expects(written.letter):
-                del self._written[message_id]
-                self._useless += 1
-                self.outcome.leave_out(written.letter.about.client, Reason.NO_REPLY, "no reply")
-        if self._pending:
-            letters = self._pending.letters
-            post.give_up(letters.values(), limit)
-            for message_id, letter in list(letters.items()):
-                if not post.expects(letter):
-                    del letters[message_id]
-                    self._pending.outcome.leave_out(letter.about.client, Reason.NO_REPLY, "no reply")
+        for letter in post.give_up([written.letter for written in self._written.values()], limit):
+            del self._written[letter.id]
+            self._useless += 1
+            self.outcome.leave_out(letter.about.client, Reason.NO_REPLY, "no reply")
+        if pending := self._pending:
+            for letter in post.give_up(pending.letters.values(), limit):
+                del pending.letters[letter.id]
+                pending.outcome.leave_out(letter.about.client, Reason.NO_REPLY, "no reply")
 
     def _ask_for_evaluation(self, number: int, elapsed: float) -> None:
         """Send every client its weights to score; a busy client scores them later. Training continues meanwhile."""

@@ -4,7 +4,7 @@ Works over any grid with three of the public methods of Flower's `Grid`.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -150,23 +150,23 @@ class Post:
                 arrived.append(Arrival(letter, _content(reply, letter), late))
         return arrived
 
-    def expects(self, letter: Letter) -> bool:
-        """Return whether the answer to an order may still come in time."""
-        return letter.id in self._open
-
     def waits_for(self, letters: Iterable[Letter]) -> bool:
         """Return whether any of these answers is still expected and has not stalled."""
         stalled = self._stalled()
         return any(letter.id in self._open and letter.id not in stalled for letter in letters)
 
-    def give_up(self, letters: Iterable[Letter], timeout_s: float = 0.0) -> None:
-        """Stop waiting for answers to orders that are older than `timeout_s` seconds or have stalled."""
+    def give_up(self, letters: Collection[Letter], timeout_s: float = 0.0) -> list[Letter]:
+        """Stop waiting for answers to orders that are older than `timeout_s` seconds or have stalled.
+
+        Return those of `letters` whose answers are not waited for any more.
+        """
         now, stalled = time.monotonic(), self._stalled()
         for letter in letters:
             overdue = now - letter.sent >= timeout_s or letter.id in stalled
             if overdue and letter.id in self._open:
                 del self._open[letter.id]
                 self._overdue[letter.id] = letter
+        return [letter for letter in letters if letter.id not in self._open]
 
     def keep(self, wanted: Callable[[Letter], bool]) -> None:
         """Forget all orders but the `wanted` ones: the nodes of the others are gone."""
