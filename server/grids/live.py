@@ -108,7 +108,7 @@ class LiveGrid:
         """
         wanted = set(message_ids)
         for order in self._aside.keys() - wanted:
-            self._confirm(self._aside[order])
+            self._superlink.confirm(self._aside[order].announced.message_id)
         self._sizes = {order: size for order, size in self._sizes.items() if order in wanted}
         uploads = {order: upload for order, upload in self._aside.items() if order in wanted}
         # The SuperLink forgets an order once it has handed over the announcement of its reply.
@@ -129,11 +129,10 @@ class LiveGrid:
         for metadata, tree in self._superlink.replies(orders):
             order, objects = metadata.reply_to_message_id, [node.object_id for node in flower.iterate_object_tree(tree)]
             allowance = min(self._sizes.get(order, 0) / SLOWEST_LINE, LONGEST_ALLOWANCE_S)
-            upload = _Upload(metadata, objects, list(objects), allowance, moment, moment, moment)
             if order in orders:
-                uploads[order] = upload
+                uploads[order] = _Upload(metadata, objects, list(objects), allowance, moment, moment, moment)
             else:  # without keys, anybody may send messages that answer nothing
-                self._confirm(upload)
+                self._superlink.confirm(metadata.message_id)
         return uploads
 
     def _reply(self, order: str, upload: _Upload) -> Message | None:
@@ -149,7 +148,7 @@ class LiveGrid:
             reply = _inflated(upload.announced, contents)
         except _Refused as refusal:
             reply = _unreadable(self._superlink.run_id, order, str(refusal))
-        self._confirm(upload)
+        self._superlink.confirm(upload.announced.message_id)
         return reply
 
     def _pull(self, upload: _Upload) -> dict[str, bytes] | None:
@@ -176,10 +175,6 @@ class LiveGrid:
             upload.progress = time.monotonic()
         earlier = {name: self._superlink.content(name) for name in upload.objects if name not in contents}
         return contents | {name: content or b"" for name, content in earlier.items()}
-
-    def _confirm(self, upload: _Upload) -> None:
-        """Let the SuperLink delete a reply and its objects."""
-        self._superlink.confirm(upload.announced.message_id)
 
 
 def _inflated(announced: flower.ProtoMetadata, contents: dict[str, bytes]) -> Message:
