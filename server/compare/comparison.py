@@ -25,7 +25,7 @@ from hyperbloom.common.config import RunConfig, dump_yaml, load_run_config, make
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.files.storage import claim, write_bytes, write_json
 from hyperbloom.server.grids.fleet import Machines
-from hyperbloom.server.loop.listener import Event, Kind
+from hyperbloom.server.loop.listener import Joined
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.runs.checkpoint import has_begun, has_checkpoint, is_over, locked
 from hyperbloom.server.runs.running import play
@@ -61,7 +61,7 @@ class _View(TerminalView):
     """The board of a cell's run, without a line for each client that joins."""
 
     def event(self, text: str) -> None:
-        if not (isinstance(text, Event) and text.kind is Kind.JOINED):
+        if not isinstance(text, Joined):
             super().event(text)
 
 

@@ -13,7 +13,7 @@ from hyperbloom.common.errors import CohortError, RefusedError, WireError
 from hyperbloom.common.wire.orders import Failed, Greeting, Introduction, Notice, Order
 from hyperbloom.common.wire.pack import shown, unpack_answer
 from hyperbloom.server.loop.admission import Admission
-from hyperbloom.server.loop.listener import Event, Kind
+from hyperbloom.server.loop.listener import Joined, Refused
 from hyperbloom.server.loop.post import Arrival, Failure, Grid, Letter, Pause, Post
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies.exchange import Client
@@ -207,7 +207,7 @@ class Federation:
             self._admit(node, about)
         except (RefusedError, WireError) as error:
             why = shown(str(error))  # it may quote the introduction
-            self._on_event(Event(f"refused node {node}: {why}", Kind.REFUSED))
+            self._on_event(Refused(f"refused node {node}: {why}"))
             self._notify([node], Notice("refused", why))
 
     def _admit(self, node: int, about: Introduction) -> None:
@@ -227,7 +227,7 @@ class Federation:
         live = self.roster.live_count
         here = "1 client is here" if live == 1 else f"{live} clients are here"
         came = "is back" if known else "joined"
-        self._on_event(Event(f"{client.client_id} {came} ({what}); {here}", Kind.JOINED))
+        self._on_event(Joined(f"{client.client_id} {came} ({what}); {here}"))
 
     def say_goodbye(self, reason: str, complete: str | None = None) -> None:
         """Tell all clients that the run is over, and wait up to `GOODBYE_S` seconds until they have heard it."""

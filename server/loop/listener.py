@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from hyperbloom.common.newcomers import Expectation
@@ -117,23 +116,12 @@ class Resume:
     rewound: Sequence[tuple[int, int]]
 
 
-class Kind(StrEnum):
-    """What an event is about, for code that counts or filters. A plain string has no kind."""
-
-    JOINED = "joined"
-    REFUSED = "refused"
+class Joined(str):
+    """An event for code that filters: a client has joined. Most receivers only show or write the text."""
 
 
-class Event(str):
-    """A line for people, with its kind. It is a string because most receivers only show or write it."""
-
-    kind: Kind
-
-    def __new__(cls, text: str, kind: Kind) -> "Event":
-        """Make an event."""
-        event = super().__new__(cls, text)
-        event.kind = kind
-        return event
+class Refused(str):
+    """An event for code that counts: a client was not admitted."""
 
 
 class Listener:

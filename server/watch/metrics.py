@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from hyperbloom.common.errors import ConnectionFailed
 from hyperbloom.common.program.plain import listening_at
 from hyperbloom.common.reasons import Reason
-from hyperbloom.server.loop.listener import Checkpoint, Event, Kind, Listener, RoundReport
+from hyperbloom.server.loop.listener import Checkpoint, Listener, Refused, RoundReport
 
 if TYPE_CHECKING:
     from hyperbloom.server.loop.federation import Federation
@@ -70,7 +70,7 @@ class RunMetrics(Listener):
 
     def event(self, text: str) -> None:
         """Count clients that are refused."""
-        if isinstance(text, Event) and text.kind is Kind.REFUSED:
+        if isinstance(text, Refused):
             self.left_out.labels("join").inc()
 
     def round_done(self, report: RoundReport) -> None:

@@ -18,7 +18,7 @@ from hyperbloom.common.wire.orders import TrainResult
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.federation import Federation
-from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, Event, Kind, RoundReport
+from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, Refused, RoundReport
 from hyperbloom.server.loop.post import Failure
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.watch.metrics import RunMetrics, served
@@ -59,7 +59,7 @@ def busy_run() -> RunMetrics:
     federation.round = 2
     metrics.gathering(federation)
     metrics.phase(make_algorithm(some_config(baselines=())), "pfedhn")
-    metrics.event(Event("refused node 7: a client named 'a' is connected", Kind.REFUSED))
+    metrics.event(Refused("refused node 7: a client named 'a' is connected"))
     metrics.event("refused nobody")
     refused = {
         "c": Failure(Reason.CONTENT, "tensor fc1: 3 values are not finite"),
