@@ -2,15 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hyperbloom.common.config import RunConfig
-from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import read_schema
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.export import Card, write_model
@@ -19,7 +17,6 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.secrecy.noise import promise
-from hyperbloom.common.tasks import TaskSpec
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.runs.lines import read_gains
 from hyperbloom.server.runs.trained import read_trained
@@ -40,18 +37,6 @@ _TOLD = {
 }
 _NUMBERED = "The server does not know the classes' names; they are numbered as the client numbers them."
 _SUM_ALONE = "What training made of the weights, and its loss, was masked: the server saw the sum over clients alone."
-
-
-@dataclass(frozen=True)
-class Personal:
-    """One client's model, ready for export."""
-
-    client: Client
-    spec: ModelSpec
-    module: nn.Module
-    scaling: Scaling
-    card: Card
-    task: TaskSpec
 
 
 class Export:
@@ -85,28 +70,25 @@ class Export:
             )
         return with_model
 
-    def models(self, clients: Sequence[Client]) -> Iterator[Personal]:
-        """Yield the models of clients.
+    def model(self, client: Client) -> tuple[nn.Module, ModelSpec, Card]:
+        """Return the model of a client, with its card.
 
         Raises:
             ConfigError: the network has norms with running statistics, which only the client's examples can give.
         """
-        for client in clients:
-            weights, name = self._weights(client)
-            about = client.about
-            data, task = (about.input_shape, about.num_classes), self.trained.strategy.setting.task
-            spec = target_spec(self.trained.config, about.size, *data, task)
-            module = build(spec)
-            if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
-                raise ConfigError(
-                    f"{spec.name} normalises by running statistics, which each client takes from its own examples and "
-                    f"nobody sends; {_on_its_machine(self.trained.run)}"
-                )
-            with torch.no_grad():
-                for parameter, value in weights.layout.views(weights.values).items():
-                    module.get_parameter(parameter).copy_(value)
-            scaling, remark = self.trained.scaling
-            yield Personal(client, spec, module, scaling, self._card(client, remark, name), task.spec)
+        weights, name = self._weights(client)
+        about, task = client.about, self.trained.strategy.setting.task
+        spec = target_spec(self.trained.config, about.size, about.input_shape, about.num_classes, task)
+        module = build(spec)
+        if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
+            raise ConfigError(
+                f"{spec.name} normalises by running statistics, which each client takes from its own examples and "
+                f"nobody sends; {_on_its_machine(self.trained.run)}"
+            )
+        with torch.no_grad():
+            for parameter, value in weights.layout.views(weights.values).items():
+                module.get_parameter(parameter).copy_(value)
+        return module, spec, self._card(client, name)
 
     def _weights(self, client: Client) -> tuple[Weights, str]:
         """Return the weights that a client has chosen, and which of `MODELS` they are; its own if only it has them."""
@@ -127,23 +109,23 @@ class Export:
         Classes have their names in the client's schema, else numbers, unless `class_names` has others.
 
         Raises:
-            ConfigError: as `models`; there is another number of classes; or a folder cannot be written.
+            ConfigError: as `model`; there is another number of classes; or a folder cannot be written.
         """
-        for personal in self.models(clients):
-            classes, about = personal.spec.num_classes, personal.client.about
+        (scaling, _), task = self.trained.scaling, self.trained.strategy.setting.task.spec
+        for client in clients:
+            module, spec, card = self.model(client)
+            classes, about = spec.num_classes, client.about
             if class_names and len(class_names) != classes:
                 raise ConfigError(f"--class-names: expected {classes} names, found {len(class_names)}")
             schema = read_schema(about.schema, f"the schema of {about.client_id}") if about.schema else None
             known = (schema.classes or schema.label) if schema else ()
             called = class_names or known or tuple(str(label) for label in range(classes))
-            card = personal.card
             if not class_names and not known:
                 card = replace(card, remarks=(*card.remarks, _NUMBERED))
-            facts = (personal.scaling, card, personal.task, schema)
             folder = folders[about.client_id]
-            yield folder, write_model(folder, personal.module, personal.spec, called, *facts)
+            yield folder, write_model(folder, module, spec, called, scaling, card, task, schema)
 
-    def _card(self, client: Client, remark: str, name: str) -> Card:
+    def _card(self, client: Client, name: str) -> Card:
         value, metric = self.trained.selection.test_accuracy.get(client.client_id), self.trained.strategy.metrics[0]
         answer = self._gains.get(client.client_id)
         if answer and name != "personal":
@@ -157,16 +139,17 @@ class Export:
             "examples": f"{client.about.train_examples} for training, on the client",
             f"test {title_of(metric)}": scored,
         }
-        always, *more = _sent(self.trained.config)
+        noisy = self.trained.config.privacy.where == "client"
+        change = "what its local training made of them, " + ("with noise" if noisy else "with the mean training loss")
         told = [words for key, words in _TOLD.items() if getattr(client.about, key)]
         told += ["test metrics of all models that it compared, and its gain"] if answer else []
         sent = (
-            f"Between {client.client_id} and the server: {always}.",
+            f"Between {client.client_id} and the server: {_SENT.format(change=change)}.",
             *([f"It told besides: {'; '.join(told)}."] if told else []),
-            *more,
+            *([_SUM_ALONE] if self.trained.config.secure_aggregation else []),
             "Examples and labels stayed on the client.",
         )
-        remarks = [remark]
+        remarks = [self.trained.scaling[1]]
         if answer:
             remarks += [f"{answer[0]}."]
             if answer[1].chosen != name:
@@ -182,14 +165,6 @@ class Export:
             return promise(privacy, int(spent["releases"])) if spent["releases"] else ("It has sent no changes.",)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: expected what each client has spent ({error!r})") from None
-
-
-def _sent(config: RunConfig) -> tuple[str, ...]:
-    """Return sentences on what a client of this run sent."""
-    noisy = config.privacy.where == "client"
-    change = "what its local training made of them, " + ("with noise" if noisy else "with the mean training loss")
-    masked = [_SUM_ALONE] if config.secure_aggregation else []
-    return (_SENT.format(change=change), *masked)
 
 
 def _check(strategy: Algorithm, run: Path) -> None:

@@ -110,11 +110,11 @@ def test_the_answer_is_in_the_run_folder_on_the_report_and_on_the_card(tmp_path:
     page = write_report(tmp_path).read_text().replace("&#39;", "'")
     assert "Does it pay for each client?" in page and "3 clients gain" in page
     export = Export(tmp_path)
-    for personal in export.models(export.clients(None)):
-        name = personal.client.client_id
+    for client in export.clients(None):
+        name, (_, _, card) = client.client_id, export.model(client)
         says = sentence(name, gains[name], "accuracy")
-        assert says in page and f"{says}." in personal.card.remarks
-        elsewhere = [remark for remark in personal.card.remarks if "It has chosen" in remark]
+        assert says in page and f"{says}." in card.remarks
+        elsewhere = [remark for remark in card.remarks if "It has chosen" in remark]
         assert bool(elsewhere) == (gains[name].chosen not in ON_SERVER)
         assert all(MODELS[gains[name].chosen] in remark and "flower-client export" in remark for remark in elsewhere)
 
@@ -128,19 +128,15 @@ def test_the_server_writes_what_a_client_has_chosen_if_it_can(tmp_path: Path, ch
     changed = [line | {"gain": line["gain"] | {"chosen": chosen}} for line in lines]
     (tmp_path / "gains.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in changed))
     export = Export(tmp_path)
-    for personal in export.models(export.clients(None)):
-        (own,), common = (
-            export.trained.strategy.personal([personal.client]),
-            export.trained.strategy.common(personal.client),
-        )
-        written = own.layout.flatten(dict(personal.module.named_parameters())).detach()
+    for client in export.clients(None):
+        (own,), common = export.trained.strategy.personal([client]), export.trained.strategy.common(client)
+        module, _, card = export.model(client)
+        written = own.layout.flatten(dict(module.named_parameters())).detach()
         torch.testing.assert_close(written, (1 - share) * own.values + share * common.values)
-        assert any("flower-client export" in remark for remark in personal.card.remarks) == (chosen == "tuned")
-        gain = read_gains(tmp_path)[personal.client.client_id][1]
+        assert any("flower-client export" in remark for remark in card.remarks) == (chosen == "tuned")
+        gain = read_gains(tmp_path)[client.client_id][1]
         of = dict(zip(gain.models, gain.test, strict=True))
-        assert scale_of("accuracy").show(100 * of["personal" if chosen == "tuned" else chosen]) in str(
-            personal.card.origin
-        )
+        assert scale_of("accuracy").show(100 * of["personal" if chosen == "tuned" else chosen]) in str(card.origin)
         assert not torch.equal(own.values, common.values)
 
 
