@@ -61,24 +61,19 @@ class Protection:
 
     def training(self, ask: Train) -> Train:
         """Return the training exchange with orders that ask for the run's noise and compression."""
-        write, codec = ask.orders, self._codec
-        noisy = self._reply != "nothing" and self.config.privacy.where != "none"
+        privacy, codec, sends = self.config.privacy, self._codec, self._reply != "nothing"
+        on_client, noisy = privacy.where == "client", sends and privacy.where != "none"
+        noise = Noise(privacy.clip, privacy.noise) if on_client and sends else None
+        # Where changes are hidden, an algorithm that receives none must not learn losses either.
+        quiet = not sends and (on_client or self.config.secure_aggregation)
 
         def orders(clients: Sequence[Client]) -> list[TrainOrder]:
             for listener in self._listeners if noisy else ():
                 listener.released([client.client_id for client in clients])
-            return [self._protected(order) for order in write(clients)]
+            return [replace(order, noise=noise, quiet=quiet, codec=codec) for order in ask.orders(clients)]
 
-        keep_sent = ask.keep_sent or codec is not None or self.config.privacy.where == "server"
+        keep_sent = ask.keep_sent or codec is not None or privacy.where == "server"
         return replace(ask, orders=orders, codec=codec, keep_sent=keep_sent)
-
-    def _protected(self, order: TrainOrder) -> TrainOrder:
-        privacy = self.config.privacy
-        on_client, sends = privacy.where == "client", self._reply != "nothing"
-        noise = Noise(privacy.clip, privacy.noise) if on_client and sends else None
-        # Where changes are hidden, an algorithm that receives none must not learn losses either.
-        quiet = not sends and (on_client or self.config.secure_aggregation)
-        return replace(order, noise=noise, quiet=quiet, codec=self._codec)
 
     def learned(self, updates: Sequence[Update]) -> Sequence[Update]:
         """Return the updates to learn from. With noise on the server, each becomes the noisy mean."""
