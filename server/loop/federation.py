@@ -69,10 +69,6 @@ class Federation:
         """Return how many clients are here without an open order."""
         return self.roster.live_count - len(self._busy())
 
-    def is_busy(self, client: Client) -> bool:
-        """Return whether a client still works on an order."""
-        return self.roster.node_of(client) in self.post.busy
-
     def _busy(self) -> set[int]:
         return {node for node in self.post.busy if self.roster.on_node(node)}
 

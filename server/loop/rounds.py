@@ -94,9 +94,9 @@ class Run:
 
     def evaluate(self, number: int, outcome: Outcome) -> None:
         """Evaluate all idle clients, and record the busy ones as left out."""
-        federation = self.federation
+        federation, busy = self.federation, self.federation.post.busy
         for client in federation.trusted:
-            if federation.is_busy(client):
+            if federation.roster.node_of(client) in busy:
                 outcome.leave_out(client, Reason.BUSY, "not evaluated: it still works on an earlier round")
         exchanges = self.algorithm.evaluate(self.turn(number), federation.idle)
         outcome.evaluation = evaluated(self.director.play(exchanges, outcome), self)

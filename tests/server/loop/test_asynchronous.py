@@ -314,7 +314,7 @@ def test_an_order_that_is_open_at_the_end_is_nobody_elses(crew: Callable[..., Cr
     run.join(2, "a", train=3.0)
     run.join(3, "b", train=2.0)
     run.run()
-    assert any(map(run.federation.is_busy, run.roster)) and not run.federation.post.open(TrainOrder)
+    assert run.federation.post.busy and not run.federation.post.open(TrainOrder)
     run.clock.sleep(30.0)
     assert run.federation.poll() == [] and run.federation.late > 0
 
