@@ -12,7 +12,7 @@ from hyperbloom.common.metrics import axis_of
 from hyperbloom.server.live.run import LiveRun
 from hyperbloom.server.pages.charts import Series, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, read_embeddings
-from hyperbloom.server.pages.page import render, render_blocks
+from hyperbloom.server.pages.page import render_blocks
 from hyperbloom.server.runs.lines import REPORT, read_gains
 from hyperbloom.server.runs.recorded import read_members
 from hyperbloom.server.watch.board import Board, Standing, amount, duration
@@ -25,11 +25,6 @@ ROWS = 60
 EVENTS_SHOWN = 40
 MAPPED = 2_000
 """Most clients on the map."""
-
-
-def page(panels: Sequence[tuple[str, str, Mapping[str, Markup]]], title: str) -> bytes:
-    """Return the page with a panel for each run: its name (a list has none), the address of its changes, its parts."""
-    return render("live.html", panels=panels, title=title)
 
 
 def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:

@@ -25,8 +25,9 @@ from starlette.routing import Route
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.pages.serving import HEADERS, read_only, serve_at, serve_in_child
 from hyperbloom.common.program.plain import listening_at
-from hyperbloom.server.live.parts import SCRIPT, overview_parts, page, run_parts
+from hyperbloom.server.live.parts import SCRIPT, overview_parts, run_parts
 from hyperbloom.server.live.run import LiveRun, find_runs
+from hyperbloom.server.pages.page import render
 from hyperbloom.server.runs.lines import REPORT
 
 LOOK_EVERY_S = 0.5
@@ -109,7 +110,7 @@ class _Site:
 
 def _page(shown: list[tuple[str, str, Parts]], title: str) -> Response:
     panels = [(name, f"{quote(changes)}?seen={_digest(parts)}", parts) for name, changes, parts in shown]
-    return Response(page(panels, title), headers=HEADERS, media_type="text/html")
+    return Response(render("live.html", panels=panels, title=title), headers=HEADERS, media_type="text/html")
 
 
 def _digest(parts: Parts) -> str:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import torch
 
-from hyperbloom.server.live.parts import ROWS, overview_parts, page, run_parts
+from hyperbloom.server.live.parts import ROWS, overview_parts, run_parts
 from hyperbloom.server.live.run import LiveRun
+from hyperbloom.server.pages.page import render
 from hyperbloom.server.runs.checkpoint import locked
 
 from ..recorded import Recording, some_config
@@ -41,7 +42,7 @@ def test_what_clients_say_is_text(tmp_path: Path) -> None:
     recording.go(1, c="<b>bold</b>")
     recording.go(2)
     parts = parts_of(tmp_path)
-    whole = page([("the run", "/changes/x", {name: parts[name] for name in parts})], names[0]).decode()  # type: ignore[misc]
+    whole = render("live.html", panels=[("the run", "/changes/x", parts)], title=names[0]).decode()
     for text in ("<script>alert", "<img", "<b>bold"):
         assert text not in "".join(parts.values())
     assert "&lt;script&gt;alert(1)" in parts["clients"] and "&lt;script&gt;alert(1)" in parts["events"]
