@@ -112,8 +112,9 @@ def describe(folder: Path) -> list[str]:
     lines = []
     for path in (files.ca, files.server):
         certificate = read_certificate(path, path.name)
-        state = "EXPIRED" if certificate.not_valid_after_utc < _now() else "valid"
-        line = f"{path}: {certificate.subject.rfc4514_string()}, {state} until {_day(certificate.not_valid_after_utc)}"
+        last = certificate.not_valid_after_utc
+        state = f"{'EXPIRED' if last < _now() else 'valid'} until {last:%Y-%m-%d}"
+        line = f"{path}: {certificate.subject.rfc4514_string()}, {state}"
         lines.append(line + (f", for {', '.join(names(certificate))}" if path == files.server else ""))
     safe = "in this folder; keep it elsewhere" if files.ca_key.exists() else "not in this folder, as it should be"
     return [*lines, f"{files.ca_key.name}: {safe}"]
@@ -139,10 +140,10 @@ def check_files(files: Certificates) -> list[str]:
         if one.not_valid_after_utc < _now():
             # --dir, because the environment or the command line may name the folder
             mend = f"flower-server certs renew --dir {shlex.quote(str(certificate.parent))}"
-            raise ConfigError(f"{path} has expired on {_day(one.not_valid_after_utc)}; make a new one ({mend})")
+            raise ConfigError(f"{path} has expired on {one.not_valid_after_utc:%Y-%m-%d}; make a new one ({mend})")
         if one.not_valid_before_utc > _now():
             raise ConfigError(
-                f"{path} holds from {_day(one.not_valid_before_utc)} on only; is this machine's clock right?"
+                f"{path} holds from {one.not_valid_before_utc:%Y-%m-%d} on only; is this machine's clock right?"
             )
     return names(shown)
 
@@ -223,7 +224,3 @@ def _write(path: Path, certificate: x509.Certificate, key_path: Path, key: ec.El
 
 def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
-
-
-def _day(time: dt.datetime) -> str:
-    return time.strftime("%Y-%m-%d")

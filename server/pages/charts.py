@@ -7,13 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from hyperbloom.common.metrics import Scale, axis_of, scale_of, title_of
+from hyperbloom.common.metrics import Scale, axis_of, title_of
 from hyperbloom.server.pages.embedding_map import Points
 from hyperbloom.server.pages.svg import Frame, Point, picture, short, tag, thin
 from hyperbloom.server.runs.course import Course
 from hyperbloom.server.runs.recorded import Member
-
-PERCENT = scale_of("accuracy")
 
 SHADES = 9
 """Number of shades from low to high."""
@@ -105,7 +103,7 @@ def plane(
     members: Sequence[Member],
     accuracy: Mapping[str, float],
     axes: Sequence[str],
-    scale: Scale = PERCENT,
+    scale: Scale,
 ) -> Markup:
     """Return clients as `points` `(clients, 2)` in a plane, coloured by their disclosed classes, else by accuracy.
 

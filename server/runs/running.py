@@ -88,16 +88,6 @@ def _full_disk_told(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _check(config: RunConfig, machines: Machines, begins: bool, listens: bool) -> None:
-    if begins:
-        check_run(config, uses_data_section=bool(machines.local_clients) or machines.engine != "grpc")
-    pick_device(machines.device, mps=False)
-    for spec in machines.track:
-        find_tracker(spec)
-    if listens and machines.engine == "grpc" and machines.port and not machines.superlink:
-        check_port(machines.host, machines.port)
-
-
 def run_federation(
     config: RunConfig,
     machines: Machines,
@@ -116,7 +106,13 @@ def run_federation(
     Raises:
         HyperbloomError: the run failed, or the disk is full.
     """
-    _check(config, machines, begins=resume is None, listens=grid is None)
+    if not resume:
+        check_run(config, uses_data_section=bool(machines.local_clients) or machines.engine != "grpc")
+    pick_device(machines.device, mps=False)
+    for spec in machines.track:
+        find_tracker(spec)
+    if not grid and machines.engine == "grpc" and machines.port and not machines.superlink:
+        check_port(machines.host, machines.port)
     folder = resume or new_run_folder(run_dir, config.strategy, anew=anew)
     view, say = TerminalView(console), partial(print_line, console)
     say(f"run folder: {folder}")
