@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from hyperbloom.common.files.storage import file_state
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, GAINS, METRICS, REPORT, Line, Tail, phase_folder
 from hyperbloom.server.runs.recorded import read_config, sound
 from hyperbloom.server.watch.board import Board
@@ -30,7 +31,7 @@ class LiveRun:
         self.folder, self.config = folder, read_config(folder)
         self.version = 0
         """Grows with every change."""
-        self._beside: tuple[float, ...] = ()
+        self._beside: tuple[object, ...] = ()
         self._begin()
 
     def _begin(self) -> None:
@@ -54,7 +55,7 @@ class LiveRun:
         """
         self.running = is_running(self.folder)  # which takes a while of its own
         until = time.monotonic() + seconds
-        beside = self.running, *(_changed(self.folder / name) for name in WHOLE_FILES)
+        beside = self.running, *(file_state(self.folder / name) for name in WHOLE_FILES)
         if beside != self._beside:
             self._beside, self.version = beside, self.version + 1
         for tail, add in self._tails:
@@ -96,13 +97,6 @@ class LiveRun:
     def state(self) -> str:
         """Return `running`, `complete` or `stopped`."""
         return "running" if self.running else "complete" if self.complete else "stopped"
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def find_runs(folder: Path) -> dict[str, Path]:

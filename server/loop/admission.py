@@ -262,10 +262,7 @@ class Ration(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _EMPTY and self._is_open:
-            count = 4
-            for size in args[0]:
-                count *= size
-            self._bytes += count
+            self._bytes += 4 * math.prod(args[0])
             if self._bytes > MOST_BYTES:
                 raise ModelError(
                     f"the server's networks are beyond {MOST_BYTES >> 20} MiB; set input_shape and num_classes if you "

@@ -148,13 +148,10 @@ class Roster:
         self._nodes[name], self._names[node_id] = node_id, name
         return client, before if before != node_id else None
 
-    def leave(self, node_id: int) -> Client | None:
-        """Record that a node has left; return its client, or None."""
-        name = self._names.pop(node_id, None)
-        if name is None:
-            return None
-        del self._nodes[name]
-        return self._clients[name]
+    def leave(self, node_id: int) -> None:
+        """Record that a node has left."""
+        if name := self._names.pop(node_id, None):
+            del self._nodes[name]
 
     def clear(self) -> None:
         """Forget all clients."""

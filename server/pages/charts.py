@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from hyperbloom.common.metrics import Scale, axis_of, title_of
 from hyperbloom.server.pages.embedding_map import Points
-from hyperbloom.server.pages.svg import Frame, Point, picture, short, tag, thin
+from hyperbloom.server.pages.svg import Frame, Point, picture, tag, thin
 from hyperbloom.server.runs.course import Course
 from hyperbloom.server.runs.recorded import Member
 
@@ -121,7 +121,7 @@ def plane(
         marks.append(tag("g", tag("title", _told(member, accuracy, scale)), *_point(member, at, radius, shade, count)))
         if count <= NAMED:
             side, style = (-1, "tick end") if at[0] > size / 2 else (1, "tick")
-            text = short(member.name, 14)
+            text = member.name if len(member.name) <= 14 else f"{member.name[:13]}…"
             marks.append(tag("text", text, x=at[0] + side * (radius + 5), y=at[1] + 4.5, class_=style))
     for text, (x, y, style) in zip(axes, ((size - 10, size - 12, "end"), (12, 22, "")), strict=False):
         marks.append(tag("text", text, x=x, y=y, class_=f"label {style}"))

@@ -114,8 +114,3 @@ def thin(points: Sequence[Point]) -> list[Point]:
         return list(points)
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
-
-
-def short(text: str, most: int) -> str:
-    """Return a text cut to `most` characters."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from hyperbloom.common.config import RunConfig
+from hyperbloom.common.errors import attempt
 from hyperbloom.common.gains import Gain
 
 if TYPE_CHECKING:
@@ -121,12 +122,4 @@ class Tail:
             return []
         whole = content[: content.rfind(b"\n") + 1]
         self._place += len(whole)
-        return [line for text in whole.splitlines() if (line := _parse(text)) is not None]
-
-
-def _parse(text: bytes) -> Line | None:
-    try:
-        line = json.loads(text)
-    except ValueError:
-        return None
-    return line if isinstance(line, dict) else None
+        return [line for text in whole.splitlines() if isinstance(line := attempt(json.loads, text), dict)]

@@ -3,7 +3,7 @@
 import pytest
 from markupsafe import Markup
 
-from hyperbloom.server.pages.svg import MOST_POINTS, Frame, nice_ticks, short, tag, thin
+from hyperbloom.server.pages.svg import MOST_POINTS, Frame, nice_ticks, tag, thin
 
 
 def test_text_is_escaped_wherever_it_stands() -> None:
@@ -39,7 +39,3 @@ def test_long_lines_are_thinned_to_means() -> None:
     assert len(thinned) == MOST_POINTS
     assert thinned[0] == (4.5, 0.5)
     assert thin(points[:5]) == points[:5]
-
-
-def test_long_names_are_cut() -> None:
-    assert [short("abcde", 5), short("abcdef", 5)] == ["abcde", "abcd…"]
