@@ -1,15 +1,11 @@
 """Entry point of `flower-server` and `python -m hyperbloom.server`."""
 
-from typing import NoReturn
+from functools import partial
 
 from hyperbloom.common.program.signals import run_program
 from hyperbloom.server.cli import main
 
-
-def program() -> NoReturn:
-    """Run the command and end the process."""
-    run_program(main)
-
+program = partial(run_program, main)
 
 if __name__ == "__main__":
     program()

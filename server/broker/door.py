@@ -65,8 +65,7 @@ class Keys:
     def __init__(self, state: flower.LinkState, registries: Sequence[ClientRegistry]) -> None:
         self._state = state
         self._registries = registries
-        self._nodes: dict[str, int] = {}  # by public key
-        self._names: dict[str, str] = {}
+        self._nodes: dict[str, tuple[int, str]] = {}  # node and name by public key
         self._seen: list[FileState] | None = None
         self._lock = threading.Lock()
 
@@ -100,10 +99,10 @@ class Keys:
         except ValueError:  # Flower refuses a key that was unregistered before
             say(f"{name} needs a new key, or a new start of the server: this one was taken away from it")
             return
-        self._nodes[key], self._names[key] = node, name
+        self._nodes[key] = node, name
 
     def _unregister(self, key: str) -> None:
-        node, name = self._nodes.pop(key), self._names.pop(key)
+        node, name = self._nodes.pop(key)
         with suppress(TypeError):  # flwr 1.39 raises this for a node that never came, after removing it
             self._state.delete_node(flower.NOOP_FLWR_AID, node)
         say(f"{name} may not join any more: its key {fingerprint(key)} was revoked or replaced")

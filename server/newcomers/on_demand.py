@@ -5,9 +5,8 @@ once it has its model.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import torch
 from flwr.app import RecordDict
@@ -214,10 +213,11 @@ class OnDemandService:
             self._send([(node, Notice("refused", why))])
             return None
 
-    def _deliver(self, described: Iterable[tuple[int, Description]]) -> None:
+    def _deliver(self, described: Sequence[tuple[int, Description]]) -> None:
         """Generate and send the weights of all waiting newcomers, as many at once as memory allows."""
-        for size, group in groupby(sorted(described, key=_size), key=_size):
-            waiting, layout = list(group), self.maker.layouts[size]
+        for size in sorted({description.size for _, description in described}):
+            waiting = [(node, description) for node, description in described if description.size == size]
+            layout = self.maker.layouts[size]
             at_once = max(1, BYTES_AT_ONCE // (4 * layout.numel))
             for start in range(0, len(waiting), at_once):
                 some = waiting[start : start + at_once]
@@ -229,7 +229,3 @@ class OnDemandService:
 
     def _send(self, messages: Sequence[tuple[int, Order]]) -> None:
         self.post.send([(node, message, None) for node, message in messages], ttl=TTL_S)
-
-
-def _size(waiting: tuple[int, Description]) -> str:
-    return waiting[1].size
