@@ -37,6 +37,11 @@ REASONS = {
 }
 """Explanations of permanent errors by a part of their text; the first match counts."""
 
+_UNKNOWN = (
+    "is it the server's Fleet port, and do TLS and certificates match on both sides (--insecure, or "
+    "--root-certificates and --key)?"
+)
+
 FOR_NOW = ("Invalid timestamp", TAKEN)
 """Parts of the server's texts for refusals that end: a clock is set, or another process with this key leaves."""
 
@@ -89,20 +94,11 @@ def refusal(error: Exception) -> RefusedError | None:
     )
 
 
-def explanation(link: Link, error: Exception | None) -> HyperbloomError:
+def explanation(link: Link, error: Exception) -> HyperbloomError:
     """Return the error that says why no session can be opened and what to do."""
-    if error is not None and (refused := refusal(error)):
+    if refused := refusal(error):
         return refused
-    text = str(error)
-    for sign, reason in REASONS.items():
-        if sign in text:
-            return ConnectionFailed(f"cannot open a session with {link.address}: {reason}")
-    if link.insecure and speaks_tls(link.address):
-        return ConnectionFailed(
-            f"cannot open a session with {link.address}: it speaks TLS; use --root-certificates and --key instead of "
-            "--insecure"
-        )
-    return ConnectionFailed(
-        f"cannot open a session with {link.address}: is it the server's Fleet port, and do TLS and certificates "
-        "match on both sides (--insecure, or --root-certificates and --key)?"
-    )
+    reason = next((reason for sign, reason in REASONS.items() if sign in str(error)), None)
+    if reason is None and link.insecure and speaks_tls(link.address):
+        reason = "it speaks TLS; use --root-certificates and --key instead of --insecure"
+    return ConnectionFailed(f"cannot open a session with {link.address}: {reason or _UNKNOWN}")

@@ -183,27 +183,20 @@ def check_introduction(
         raise RefusedError("expected count, mean and deviation of each target and open column or none, found others")
     if (about.backbone is None) != (config.backbone is None):
         raise RefusedError(f"expected {'--backbone' if config.backbone else 'no --backbone'} as in this federation")
-    if setting is not None:
-        _check_backbone(about, config, setting)
-        return setting
-    try:
-        made = make_task(replace(task.spec, balanced=config.class_weights == "balanced"))
-        setting = replace(algorithm.settle(about), task=made)
-    except (ModelError, ConfigError) as error:
-        raise RefusedError(str(error)) from None
-    except (RuntimeError, OverflowError) as error:
-        raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
-    _check_backbone(about, config, setting)
-    return setting
-
-
-def _check_backbone(about: Introduction, config: RunConfig, setting: Setting) -> None:
-    """Refuse a client with another pretrained network than the run's."""
+    if setting is None:
+        try:
+            made = make_task(replace(task.spec, balanced=config.class_weights == "balanced"))
+            setting = replace(algorithm.settle(about), task=made)
+        except (ModelError, ConfigError) as error:
+            raise RefusedError(str(error)) from None
+        except (RuntimeError, OverflowError) as error:
+            raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
     if config.backbone is not None and about.backbone not in setting.backbones:
         where = config.backbone if ":" in config.backbone else Path(config.backbone).name
         raise RefusedError(
             f"expected backbone {setting.backbones[0]}, found {about.backbone}; get it from {where} of the server"
         )
+    return setting
 
 
 def _check_schema(found: str | None, expected: str | None) -> None:
