@@ -63,6 +63,34 @@ class Scored(Section):
     table: str | None = None
 
 
+class Kept:
+    """A file of tensors that are of use only with the metadata with which they were saved."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def save(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        """Write the file in place of another one; HyperbloomError if it cannot be written."""
+        with _disk():
+            write_tensors(self.path, tensors, metadata)
+
+    def is_of(self, metadata: Mapping[str, str]) -> bool:
+        """Return whether there is a readable file with exactly these metadata, without reading its tensors."""
+        try:
+            with safetensors.safe_open(self.path, framework="pt") as file:
+                return bool(file.metadata() == metadata)
+        except (SafetensorError, OSError):
+            return False
+
+    def load(self, metadata: Mapping[str, str]) -> dict[str, Tensor] | None:
+        """Return the tensors of a file with exactly these metadata, or None if there is no such readable file."""
+        try:
+            found, tensors = _read(self.path)
+        except (SafetensorError, OSError):
+            return None
+        return tensors if found == metadata else None
+
+
 class ClientState:
     """The state folder of one client."""
 
@@ -70,8 +98,8 @@ class ClientState:
         self.folder = folder
         self._earlier, self._scored = folder / "earlier", folder / "scored"
         self.residual_path = folder / "residual.safetensors"
-        self.encoder_path = folder / "encoder.safetensors"
-        self._reference_path = folder / "reference.safetensors"
+        self.encoder = Kept(folder / "encoder.safetensors")  # its values `(numel,)`, and its descriptor `(k,)`
+        self.reference = Kept(folder / "reference.safetensors")  # inputs `(n, *shape)`
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -166,11 +194,11 @@ class ClientState:
         """
         metadata = {"run": scope.run_id, "layout": layout.digest, "noise": noise}
         try:
-            last = _has(self.residual_path, metadata)
+            last = Kept(self.residual_path).is_of(metadata)
             path = self._residual(scope.run_id).find(scope) if last else None
         except (SafetensorError, OSError, ValueError):
             return None
-        tensors = path and _read_known(path, metadata)
+        tensors = path and Kept(path).load(metadata)
         values = tensors.get("values") if tensors else None
         return values if values is not None and values.shape == (layout.numel,) else None
 
@@ -206,30 +234,6 @@ class ClientState:
         """Return the ids of the runs with such a model."""
         return sorted(path.stem for path in self._scored.glob("*.safetensors"))
 
-    def save_encoder(self, run_id: str, version: str, values: Tensor, descriptor: Tensor) -> None:
-        """Write the encoder `(numel,)` and its descriptor `(k,)`, in place of any other."""
-        tensors = {"values": values, "descriptor": descriptor}
-        write_tensors(self.encoder_path, tensors, {"run": run_id, "version": version})
-
-    def load_encoder(self, run_id: str, version: str) -> tuple[Tensor, Tensor] | None:
-        """Return encoder `(numel,)` and descriptor `(k,)`, or None if this run and version have none."""
-        tensors = _read_known(self.encoder_path, {"run": run_id, "version": version})
-        return (tensors["values"], tensors["descriptor"]) if tensors else None
-
-    def save_reference(self, digest: str, inputs: Tensor) -> None:
-        """Write a reference set `(n, *shape)` in place of another one; HyperbloomError if it cannot be written."""
-        with _disk():
-            write_tensors(self._reference_path, {"inputs": inputs}, {"digest": digest})
-
-    def load_reference(self, digest: str) -> Tensor | None:
-        """Return the reference set `(n, *shape)` with this digest, or None if it is missing or unreadable."""
-        tensors = _read_known(self._reference_path, {"digest": digest})
-        return tensors["inputs"] if tensors else None
-
-    def has_reference(self, digest: str) -> bool:
-        """Return whether the reference set with this digest is here, without reading its inputs."""
-        return _has(self._reference_path, {"digest": digest})
-
     def _personal(self, run_id: str) -> Versioned:
         return Versioned(self._personal_path(run_id), self._earlier, run_id)
 
@@ -244,24 +248,6 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return metadata and tensors of a file; SafetensorError or OSError if it cannot be read."""
     with safetensors.safe_open(path, framework="pt") as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def _has(path: Path, metadata: Mapping[str, str]) -> bool:
-    """Return whether there is a readable file with exactly these metadata, without reading its tensors."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return bool(file.metadata() == metadata)
-    except (SafetensorError, OSError):
-        return False
-
-
-def _read_known(path: Path, metadata: Mapping[str, str]) -> dict[str, Tensor] | None:
-    """Return the tensors of a file with exactly these metadata, or None if there is no such readable file."""
-    try:
-        found, tensors = _read(path)
-    except (SafetensorError, OSError):
-        return None
-    return tensors if found == metadata else None
 
 
 def _file_name(run_id: str) -> str:

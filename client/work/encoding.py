@@ -36,7 +36,8 @@ def describe(client: Client, order: DescribeOrder) -> DescribeResult:
     with torch.no_grad():
         descriptor = encoders.encode(module, inputs.to(order.weights.values.dtype)).cpu()
     if order.keep:
-        client.state.save_encoder(order.run_id, order.version, order.weights.values, descriptor)
+        tensors = {"values": order.weights.values, "descriptor": descriptor}
+        client.state.encoder.save(tensors, {"run": order.run_id, "version": order.version})
     return DescribeResult(order.version, Weights(encoders.descriptor_layout(order.dim), descriptor))
 
 
@@ -48,10 +49,10 @@ def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
         HyperbloomError: the examples have changed since, or the user does not allow it.
     """
     client.releases.check_change()
-    kept = client.state.load_encoder(order.run_id, order.version)
+    kept = client.state.encoder.load({"run": order.run_id, "version": order.version})
     if kept is None:
         raise WireError(f"order: for the encoder {order.version}, which this client does not hold")
-    values, before = kept
+    values, before = kept["values"], kept["descriptor"]
     inputs = encoder_inputs(client)
     sent = Weights(
         encoders.encoder_layout(encoders.EncoderSpec(order.encoder, tuple(inputs.shape[1:]), order.dim)), values
@@ -62,7 +63,7 @@ def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
     now = encoders.encode_backward(module, inputs.to(values.dtype), order.weights.values.to(inputs.device)).cpu()
     if not torch.allclose(now, before, rtol=1e-4, atol=1e-5):
         raise HyperbloomError("the examples are no longer those that were described")
-    client.state.encoder_path.unlink(missing_ok=True)
+    client.state.encoder.path.unlink(missing_ok=True)
     return BackpropResult(order.version, Weights(part.layout, part.gradient.cpu().clone()))
 
 

@@ -66,7 +66,7 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
         class_shares=tuple(client.class_shares.double().tolist()) if client.settings.disclose_class_shares else (),
         types=types,
         graph=graph,
-        has_reference=None if reference is None else client.state.has_reference(reference),
+        has_reference=None if reference is None else client.state.reference.is_of({"digest": reference}),
         divisor=client.scaling.divisor,
         mean=client.scaling.mean,
         std=client.scaling.std,

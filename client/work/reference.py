@@ -37,7 +37,7 @@ def keep_reference(client: Client, order: ReferenceOrder) -> ReferenceResult:
     arrived.check(arrived.layout, arrived.values.dtype)
     if digest_of(arrived) != order.reference:
         raise WireError("order: the reference set is not the one that its digest names")
-    client.state.save_reference(order.reference, arrived.values.view(shape))
+    client.state.reference.save({"inputs": arrived.values.view(shape)}, {"digest": order.reference})
     return ReferenceResult(order.reference)
 
 
@@ -70,11 +70,12 @@ def reference_rows(client: Client, reference: str, rows: int, draw: int) -> Tens
     """
     if rows < 2:
         raise WireError(f"order: expected at least 2 rows of the reference set, found {rows}")
-    kept = client.state.load_reference(reference)
+    kept = client.state.reference.load({"digest": reference})
     if kept is None:
-        found = "a damaged file" if client.state.has_reference(reference) else "none"
+        found = "a damaged file" if client.state.reference.is_of({"digest": reference}) else "none"
         raise WireError(
             f"order: expected the reference set {reference[:12]} on this client, found {found}",
             reason=Reason.LACKS_REFERENCE,
         )
-    return laid_out(kept[draw_rows(len(kept), rows, draw)].float().to(client.device))
+    inputs = kept["inputs"]
+    return laid_out(inputs[draw_rows(len(inputs), rows, draw)].float().to(client.device))

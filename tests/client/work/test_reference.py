@@ -82,7 +82,7 @@ def test_what_is_no_reference_set_is_not_kept(make_worker: MakeWorker, weights: 
     worker = make_worker()
     with pytest.raises(WireError, match=text):
         worker.answer(ReferenceOrder(DIGEST, weights))
-    assert not worker.state.has_reference(DIGEST)
+    assert not worker.state.reference.is_of({"digest": DIGEST})
 
 
 def test_without_it_nothing_is_represented_or_aligned(make_worker: MakeWorker, holder: Worker) -> None:
@@ -227,7 +227,8 @@ def test_a_target_prepared_once_and_rows_laid_out_as_images_train_the_same_weigh
 
 def test_a_rounds_rows_lie_in_memory_as_images_do() -> None:
     kept = torch.rand(30, 3, 8, 8)
-    client: Any = SimpleNamespace(device="cpu", state=SimpleNamespace(load_reference=lambda _: kept))
+    reference = SimpleNamespace(load=lambda metadata: {"inputs": kept})
+    client: Any = SimpleNamespace(device="cpu", state=SimpleNamespace(reference=reference))
     rows = reference_rows(client, DIGEST, 12, 7)
     assert torch.equal(rows, kept[draw_rows(30, 12, 7)]) and rows.is_contiguous(memory_format=torch.channels_last)
 
