@@ -1,7 +1,6 @@
 """The parts of the live page as HTML. Nothing here reads lines or serves anything."""
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 
 from markupsafe import Markup
@@ -16,8 +15,6 @@ from hyperbloom.server.pages.page import render_blocks
 from hyperbloom.server.runs.lines import REPORT, read_gains
 from hyperbloom.server.runs.recorded import read_members
 from hyperbloom.server.watch.board import Board, Standing, amount, duration
-
-SCRIPT = (files("hyperbloom.server.pages") / "templates" / "live.js").read_text()
 
 ROWS = 60
 """Most clients in the table: those in trouble first, then those with the least accuracy."""

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.pages.serving import HEADERS, read_only, serve_at, serve_in_child
 from hyperbloom.common.program.plain import listening_at
-from hyperbloom.server.live.parts import SCRIPT, overview_parts, run_parts
+from hyperbloom.server.live.parts import overview_parts, run_parts
 from hyperbloom.server.live.run import LiveRun, find_runs
 from hyperbloom.server.pages.page import render
 from hyperbloom.server.runs.lines import REPORT
@@ -137,7 +137,7 @@ def _stream(look: Callable[[], Parts], request: Request) -> Response:
 
 
 async def _script(request: Request) -> Response:
-    return Response(SCRIPT, headers=HEADERS, media_type="text/javascript")
+    return Response(render("live.js"), headers=HEADERS, media_type="text/javascript")
 
 
 def application(folder: Path, host: str) -> Starlette:
