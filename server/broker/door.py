@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NoReturn
 
 import grpc
@@ -144,11 +144,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
 
         gRPC reads the message of a unary method before it calls us. It leaves a stream for us to read.
         """
-
-        def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-            return self._serve(requests, context, continuation, handler_call_details)
-
-        return grpc.stream_unary_rpc_method_handler(serve)
+        return grpc.stream_unary_rpc_method_handler(partial(self._serve, continuation, handler_call_details))
 
     def cancel_overdue(self) -> None:
         """Cancel the calls whose message has not arrived in time."""
@@ -159,10 +155,10 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def _serve(
         self,
-        requests: Iterator[bytes],
-        context: grpc.ServicerContext,
         continuation: Callable[[Any], Any],
         details: grpc.HandlerCallDetails,
+        requests: Iterator[bytes],
+        context: grpc.ServicerContext,
     ) -> bytes:
         key = self._caller(details.invocation_metadata, context)
         name = flower.get_metadata_str(details.invocation_metadata, PROCESS)
