@@ -97,7 +97,11 @@ class Newcomer:
             raise ConfigError(f"--size: expected one of {', '.join(offer.sizes)}, found {self.size}")
         if offer.model not in (*models.model_names(), models.BACKBONE):
             raise ModelError(f"the server offers the model {offer.model!r}, which this version does not know")
-        self._check_backbone(offer)
+        if (offer.model == models.BACKBONE) != (self.sources.backbone is not None):
+            wanted = "--backbone" if offer.model == models.BACKBONE else "no --backbone"
+            raise ConfigError(f"expected {wanted}, as the models on offer have {'one' if offer.backbones else 'none'}")
+        if offer.backbones and (found := models.backbone_digest(self._spec(offer))) not in offer.backbones:
+            raise ModelError(f"--backbone: expected backbone {' or '.join(offer.backbones)}, found {found}")
         make_task(offer.task).asked([offer.metric])
         self.share = dict(zip(offer.sizes, offer.shares, strict=False)).get(self.size, 1.0)
         log.info("before anything is sent: %s", offer.expected)
@@ -128,13 +132,6 @@ class Newcomer:
             raise DataError("the descriptor is not finite; are the inputs? Nothing was sent")
         self.spent = self.ledger.spend(self.guarantee, self.budget, self.server)
         return descriptor
-
-    def _check_backbone(self, offer: Offer) -> None:
-        if (offer.model == models.BACKBONE) != (self.sources.backbone is not None):
-            wanted = "--backbone" if offer.model == models.BACKBONE else "no --backbone"
-            raise ConfigError(f"expected {wanted}, as the models on offer have {'one' if offer.backbones else 'none'}")
-        if offer.backbones and (found := models.backbone_digest(self._spec(offer))) not in offer.backbones:
-            raise ModelError(f"--backbone: expected backbone {' or '.join(offer.backbones)}, found {found}")
 
     def receive(self, delivery: Delivery) -> None:
         """Keep the weights; WireError if they do not fit the model on offer."""

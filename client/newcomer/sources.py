@@ -53,7 +53,11 @@ class Sources:
             parts = read_inputs([self.path], offer.input_shape, self.scaling(offer), self.schema, self.backbone)
             return torch.cat([part.values for part in parts])
         if self.schema and self._spec.is_table:
-            self._adopt(self.schema, self.data.schema)
+            own = self.data.schema
+            if self._spec.schema and own and (why := difference(self.schema, own.scaled(self.schema.scales))):
+                raise DataError(f"--schema: not the server's: {why}")
+            self._source = source_under(self._spec, self.schema.text)
+            self.data = self._source.client(self._partition)
         elif self._spec.is_table and not self._spec.schema:  # a schema of these cells would scale by them
             raise DataError("--schema: expected what the columns mean, as the server does not say it")
         found = (self.data.input_shape, self.data.num_classes)
@@ -72,13 +76,6 @@ class Sources:
                 _in_words(self.data.scaling),
             )
         return self.data.whole.inputs
-
-    def _adopt(self, schema: Schema, own: Schema | None) -> None:
-        """Read the table by the server's schema; DataError if the user gave another one."""
-        if self._spec.schema and own and (why := difference(schema, own.scaled(schema.scales))):
-            raise DataError(f"--schema: not the server's: {why}")
-        self._source = source_under(self._spec, schema.text)
-        self.data = self._source.client(self._partition)
 
     def scaling(self, offer: Offer) -> Scaling:
         """Return the scaling of stored numbers: that of the data, or in training if the data are plain bytes."""

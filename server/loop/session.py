@@ -108,7 +108,9 @@ class Session:
             config, algorithm, self._initial if phase == 0 else None, self.federation.greeting.schema
         )
         if resumed:
-            self._go_on(algorithm, resumed)
+            known, self.federation.round = len(self.roster), max(0, resumed.progress.round)
+            self.federation.admission.restore(self.roster, resumed.tensors)
+            self._gather(known, max(1, resumed.here))
         elif phase == 0:
             self._gather(len(self.roster), self.config.clients)
         else:
@@ -165,12 +167,6 @@ class Session:
                 "the numbers to learn stay in their own units, in which training may diverge: set target_moments, or "
                 "let clients pass --disclose-moments"
             )
-
-    def _go_on(self, algorithm: Algorithm, checkpoint: Checkpoint) -> None:
-        """Restore an algorithm, and wait for as many clients as the checkpoint had."""
-        known, self.federation.round = len(self.roster), max(0, checkpoint.progress.round)
-        self.federation.admission.restore(self.roster, checkpoint.tensors)
-        self._gather(known, max(1, checkpoint.here))
 
     def _points_of(self, phase: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the rounds of a phase to which the run may go back, and those to which it has gone back."""

@@ -131,7 +131,7 @@ class RunFolder(Listener):
             if (path / name).exists():
                 os.truncate(path / name, length)
         for name in names[checkpoint.phase + 1 :]:
-            for left in folder._folder(name).glob("*.jsonl"):
+            for left in phase_folder(path, config, name).glob("*.jsonl"):
                 left.unlink()
         folder._selected = dict(checkpoint.results)
         chosen = folder._phase / "hypernetwork.safetensors"
@@ -154,11 +154,8 @@ class RunFolder(Listener):
 
     def _enter(self, name: str) -> None:
         self._round = self._round if name == self._name else 0
-        self._name, self._phase = name, self._folder(name)
+        self._name, self._phase = name, phase_folder(self.path, self.config, name)
         self._phase.mkdir(parents=True, exist_ok=True)
-
-    def _folder(self, name: str) -> Path:
-        return phase_folder(self.path, self.config, name)
 
     def event(self, text: str) -> None:
         """Append an event, with the last finished round."""
@@ -217,7 +214,7 @@ class RunFolder(Listener):
 
     def selected_state(self, name: str) -> dict[str, Tensor]:
         """Return the server state of the round that validation selected for a strategy; empty if it has none."""
-        path = self._folder(name) / "hypernetwork.safetensors"
+        path = phase_folder(self.path, self.config, name) / "hypernetwork.safetensors"
         return load_file(path) if path.exists() else {}
 
     def _write_summary(self) -> None:

@@ -8,18 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from hyperbloom.common.errors import ConnectionFailed
 from hyperbloom.common.program.plain import listening_at
 from hyperbloom.common.reasons import Reason
+from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import Checkpoint, Listener, Refused, RoundReport
-
-if TYPE_CHECKING:
-    from hyperbloom.server.loop.federation import Federation
-    from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.strategies.algorithm import Algorithm
 
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 """Seconds of a round: from fast virtual clients to cohorts that wait for a deadline."""
@@ -58,12 +55,12 @@ class RunMetrics(Listener):
     def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
         return Gauge(f"hyperbloom_{name}", what, labels, registry=self.registry)
 
-    def gathering(self, federation: "Federation") -> None:
+    def gathering(self, federation: Federation) -> None:
         """Show the states of clients from now on."""
         for state in federation.count():
             self.clients.labels(state).set_function(partial(lambda name: float(federation.count()[name]), state))
 
-    def phase(self, strategy: "Algorithm", name: str) -> None:
+    def phase(self, strategy: Algorithm, name: str) -> None:
         """Count for this strategy from now on."""
         self._strategy = name
         self.planned.labels(name).set(strategy.config.rounds)
