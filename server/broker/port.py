@@ -21,12 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
 
 import grpc
 
 from hyperbloom.common.errors import ConnectionFailed
-from hyperbloom.server.broker.flower import is_port_in_use
+from hyperbloom.server.broker.flower import FleetServicer, add_FleetServicer_to_server, is_port_in_use
 from hyperbloom.server.broker.limits import largest_message
 from hyperbloom.server.broker.log import say
 from hyperbloom.server.broker.state import MOST_WAITING
@@ -209,7 +208,7 @@ def options() -> list[tuple[str, int]]:
 
 
 def fleet_server(
-    servicer_and_add_fn: tuple[Any, Callable[..., None]],
+    servicer: FleetServicer,
     server_address: str,
     certificates: tuple[bytes, bytes, bytes] | None,
     interceptors: Sequence[grpc.ServerInterceptor],
@@ -234,8 +233,7 @@ def fleet_server(
         options=[*options(), ("grpc.max_allowed_incoming_connections", files - SPARE_FILES)],
         maximum_concurrent_rpcs=WORKERS,
     )
-    servicer, add = servicer_and_add_fn
-    add(servicer, server)
+    add_FleetServicer_to_server(servicer, server)
     if certificates:
         ca, certificate, key = certificates
         credentials = grpc.ssl_server_credentials([(key, certificate)], root_certificates=ca)

@@ -18,7 +18,6 @@ from hyperbloom.server.access.certificates import Certificates
 from hyperbloom.server.access.invitations import Invitations
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker.door import Door, Keys
-from hyperbloom.server.broker.flower import add_FleetServicer_to_server
 from hyperbloom.server.broker.handout import Handout
 from hyperbloom.server.broker.hosted import Hosted
 from hyperbloom.server.broker.log import follow, say
@@ -79,8 +78,7 @@ def superlink(
     door = Door(factory, who, connections, server_of(files.ca if files else None), invitations)
     with follow(folder / "superlink.log", tell):
         fleet = Fleet(factory, bool(registries), Handout(backbone) if backbone else None)
-        served = (fleet, add_FleetServicer_to_server)
-        server = fleet_server(served, fleet_address, tls, [door], connections)
+        server = fleet_server(fleet, fleet_address, tls, [door], connections)
         server.start()
         looks = threading.Thread(target=_look, args=(who, door, connections, over), daemon=True)
         looks.start()

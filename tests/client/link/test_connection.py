@@ -56,8 +56,7 @@ class Server:
             door = NodeAuthServerInterceptor(factory)
         servicer = FleetServicer(factory, factory.objectstore_factory, False) if stock else Fleet(factory, bool(keys))
         self.address = f"127.0.0.1:{free_port()}"
-        served = (servicer, fleet_pb2_grpc.add_FleetServicer_to_server)
-        self.server = fleet_server(served, self.address, tls, [self, door], connections)  # type: ignore[list-item]
+        self.server = fleet_server(servicer, self.address, tls, [self, door], connections)  # type: ignore[list-item]
         self.server.start()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:

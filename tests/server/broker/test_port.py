@@ -15,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest
-from flwr.proto.fleet_pb2_grpc import FleetServicer, FleetStub, add_FleetServicer_to_server
+from flwr.proto.fleet_pb2_grpc import FleetServicer, FleetStub
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate import LinkStateFactory
@@ -77,9 +77,7 @@ class Port:
         self.door = Door(factory, keys, self.connections)
         self.node = Node(node_id=factory.state().get_node_id_by_public_key(public_pem(self.key).encode()))
         self.address = f"127.0.0.1:{free_port()}"
-        self.server = fleet_server(
-            (Answers(), add_FleetServicer_to_server), self.address, None, [self.door], self.connections
-        )
+        self.server = fleet_server(Answers(), self.address, None, [self.door], self.connections)
         self.server.start()
         self._channels: list[grpc.Channel] = []
 
@@ -318,14 +316,14 @@ def test_an_open_file_that_is_another_one_by_now_is_left_alone() -> None:
 
 def test_a_port_that_is_taken_is_told(port: Port) -> None:
     with pytest.raises(ConnectionFailed, match="the port is taken"):
-        fleet_server((Answers(), add_FleetServicer_to_server), port.address, None, [], Connections())
+        fleet_server(Answers(), port.address, None, [], Connections())
 
 
 def test_a_server_may_open_more_files_than_the_usual_limit() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
     try:
-        fleet_server((Answers(), add_FleetServicer_to_server), "127.0.0.1:0", None, [], Connections())
+        fleet_server(Answers(), "127.0.0.1:0", None, [], Connections())
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(before[1], MOST_FILES), before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
