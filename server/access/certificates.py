@@ -60,7 +60,7 @@ def init(folder: Path, hosts: Sequence[str], days: int = SERVER_DAYS, force: boo
         ConfigError: such files exist already, or a host is neither a name nor an address.
     """
     files = Certificates(folder)
-    alternatives = _alternatives(hosts)  # may raise, so do it before writing
+    _alternatives(hosts)  # may raise, so do it before writing
     there = [path.name for path in (files.ca, files.ca_key, files.server, files.server_key) if path.exists()]
     if there and not force:
         raise ConfigError(
@@ -74,8 +74,8 @@ def init(folder: Path, hosts: Sequence[str], days: int = SERVER_DAYS, force: boo
     itself = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     ca = _signed((subject, key), (subject, key), CA_DAYS, (constraints, usage), (itself,))
     _write(files.ca, ca, files.ca_key, key)
-    _sign_server(files, ca, key, alternatives, days)
-    return files
+    files.server.unlink(missing_ok=True)  # its names are not those of the new one
+    return renew(folder, hosts, days)
 
 
 def renew(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
@@ -90,9 +90,14 @@ def renew(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
             f"{folder}: expected ca.pem and ca.key; put them back from where they are kept, or make a new CA with "
             "`flower-server certs init`"
         )
-    key = read_private_key(files.ca_key, "ca.key")
+    ca, ca_key, key = read_certificate(files.ca, "ca.pem"), read_private_key(files.ca_key, "ca.key"), make_key()
     old = names(read_certificate(files.server, "server.pem")) if files.server.is_file() else []
-    _sign_server(files, read_certificate(files.ca, "ca.pem"), key, _alternatives([*old, *hosts]), days)
+    critical = x509.BasicConstraints(ca=False, path_length=None), _usage(digital_signature=True)
+    purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    other = _alternatives([*old, *hosts]), purpose, authority
+    certificate = _signed((_subject(socket.gethostname()), key), (ca.subject, ca_key), days, critical, other)
+    _write(files.server, certificate, files.server_key, key)
     return files
 
 
@@ -146,21 +151,6 @@ def check_files(files: Certificates) -> list[str]:
                 f"{path} holds from {one.not_valid_before_utc:%Y-%m-%d} on only; is this machine's clock right?"
             )
     return names(shown)
-
-
-def _sign_server(
-    files: Certificates,
-    ca: x509.Certificate,
-    ca_key: ec.EllipticCurvePrivateKey,
-    alternatives: x509.SubjectAlternativeName,
-    days: int,
-) -> None:
-    key = make_key()
-    critical = x509.BasicConstraints(ca=False, path_length=None), _usage(digital_signature=True)
-    purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    other = alternatives, purpose, x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-    certificate = _signed((_subject(socket.gethostname()), key), (ca.subject, ca_key), days, critical, other)
-    _write(files.server, certificate, files.server_key, key)
 
 
 def _signed(
