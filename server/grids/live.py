@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 from flwr.app import Error, Message, Metadata, RecordDict
 
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.wire.pack import weigh
 from hyperbloom.server.broker import flower, limits
 from hyperbloom.server.loop.post import UNREADABLE
 
@@ -70,7 +71,7 @@ class LiveGrid:
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Push messages, the largest of which limits replies; ConfigError if one is above the network's limit."""
         outgoing, most = list(messages), limits.largest_message()
-        sizes = [_size(message) for message in outgoing]
+        sizes = [weigh(message.content) for message in outgoing]
         self._largest = max([self._largest, *sizes])
         if self._largest + limits.MOST_WORDS > most:
             found, allowed = (round(size / 2**20) for size in (self._largest, most))
@@ -191,13 +192,6 @@ def _inflated(announced: flower.ProtoMetadata, contents: dict[str, bytes]) -> Me
         raise _Refused("the reply is another message than was announced")
     message.metadata.__dict__["_message_id"] = announced.message_id
     return message
-
-
-def _size(message: Message) -> int:
-    if not message.has_content():
-        return 0
-    values = (value for record in message.content.values() for value in record.values())
-    return sum(len(value) for value in values if isinstance(value, bytes))
 
 
 def _unreadable(run_id: int, order: str, reason: str) -> Message:
