@@ -53,6 +53,7 @@ class Board:
         means, worsts: test accuracy in percent by evaluated round, over clients.
         bytes_down, bytes_up: of training, since the beginning.
         trained, left_out: how many times a client trained or was left out, over all clients.
+        events: those that are shown.
     """
 
     def __init__(self, name: str, rounds: int) -> None:
@@ -68,7 +69,7 @@ class Board:
         self._worst: str | None = None
         self._selected: tuple[float, int] | None = None  # by validation
         self._seconds: dict[str, float] = {}  # of the clients that trained in the last round
-        self._events: tuple[str, ...] = ()
+        self.events: deque[str] = deque(maxlen=EVENTS_SHOWN)
 
     def add_round(self, line: Line) -> None:
         """Add a line of metrics.jsonl."""
@@ -126,10 +127,6 @@ class Board:
             if mine is not None and theirs is not None and theirs.accuracy is not None
         }
 
-    def add_event(self, text: str) -> None:
-        """Add an event; the last `EVENTS_SHOWN` are shown."""
-        self._events = (*self._events, text)[-EVENTS_SHOWN:]
-
     @property
     def metric(self) -> str:
         """Return the selecting metric."""
@@ -174,7 +171,7 @@ class Board:
             rows.add_row("training", self._training_row())
         for index, text in enumerate(self._stragglers()):
             rows.add_row("left out" if index == 0 else "", Text(text, style="yellow"))
-        for index, text in enumerate(self._events):
+        for index, text in enumerate(self.events):
             rows.add_row("lately" if index == 0 else "", Text(text, no_wrap=True, overflow="ellipsis"))
         return Group(self._head(), rows)
 

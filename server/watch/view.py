@@ -90,7 +90,7 @@ class TerminalView(Listener):
     def show(self, text: str, style: str = "") -> None:
         """Show an event in the block if there is one, else as a line."""
         if self._live:
-            self.board.add_event(plain_text(text))
+            self.board.events.append(plain_text(text))
             self.refresh()
         else:
             print_line(self.console, text, style)
