@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from time import monotonic
 
@@ -125,18 +126,14 @@ def local_clients(settings: Sequence[ClientSettings], connection: Sequence[str])
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for clients to end after the goodbye; terminate, then kill the others."""
-    for child in _after_a_while(children):
-        child.terminate()
-    for child in _after_a_while(children):
-        child.kill()
-        child.wait()
-
-
-def _after_a_while(children: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
-    """Return the processes that still run after `LEAVE_TIMEOUT_S` in all."""
-    deadline = monotonic() + LEAVE_TIMEOUT_S
+    """Wait for clients to end after the goodbye; terminate, then kill those that take `LEAVE_TIMEOUT_S` and more."""
+    for end in (methodcaller("terminate"), methodcaller("kill")):
+        deadline = monotonic() + LEAVE_TIMEOUT_S
+        for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=max(0.0, deadline - monotonic()))
+        children = [child for child in children if child.poll() is None]
+        for child in children:
+            end(child)
     for child in children:
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=max(0.0, deadline - monotonic()))
-    return [child for child in children if child.poll() is None]
+        child.wait()

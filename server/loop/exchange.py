@@ -277,11 +277,9 @@ def capped_examples(clients: Sequence[Client], cap: float) -> list[int]:
 
 
 def _remember(ask: Ask[Any], client: Client, order: Order) -> Sent:
-    if not isinstance(ask, Train) or not isinstance(order, TrainOrder):
+    if not isinstance(ask, Train) or not isinstance(order, TrainOrder) or order.weights is None:
         return Sent(client, type(order))
     layout, sent = ask.layout(client), order.weights
-    if sent is None:
-        return Sent(client, type(order))
     values = sent.part(layout) if ask.keep_sent else None
     return Sent(client, type(order), sent.values.dtype, values, layout, order.reply)
 
