@@ -36,10 +36,6 @@ _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.S
 _TOO_LARGE = "message larger than max"  # in gRPC's error text, which has the code of a busy server
 
 
-class _Finished(Exception):
-    """The server said that the run is over."""
-
-
 def run_client(link: Link, app: App, node_config: dict[str, Any], stay: bool = False) -> None:
     """Serve `app` until the server says that the run is over, or until Ctrl-C. With `stay`, wait for the next run.
 
@@ -51,9 +47,7 @@ def run_client(link: Link, app: App, node_config: dict[str, Any], stay: bool = F
     """
     with terminate_as_interrupt():
         while True:
-            try:
-                _serve(link, app, node_config)
-            except _Finished:
+            if _serve(link, app, node_config):
                 if not stay:
                     return
                 log.info("the run is over; waiting for the next one (Ctrl-C leaves)")
@@ -63,8 +57,8 @@ def run_client(link: Link, app: App, node_config: dict[str, Any], stay: bool = F
             time.sleep(delay)
 
 
-def _serve(link: Link, app: App, node_config: dict[str, Any]) -> None:
-    """Hold one session with the SuperLink and return when it is lost."""
+def _serve(link: Link, app: App, node_config: dict[str, Any]) -> bool:
+    """Hold one session with the SuperLink; return True when the run is over, False when the session is lost."""
     connection = Connection(link, retries_of(link))
     try:
         try:
@@ -73,10 +67,12 @@ def _serve(link: Link, app: App, node_config: dict[str, Any]) -> None:
             raise explanation(link, error) from None
         log.info("connected to %s as node %d", link.address, connection.node_id)
         _answer_orders(app, node_config, connection)
+        return True
     except (grpc.RpcError, OSError, flower.ObjectPullError, flower.ObjectPushError) as error:
         log.debug("session lost: %s", error)
         if refused := refusal(error):
             raise refused from None
+        return False
     finally:
         connection.close()
 
@@ -100,7 +96,7 @@ def _answer_orders(app: App, node_config: dict[str, Any], connection: Connection
             if notice.kind == "refused":
                 raise RefusedError(f"the server refused this client: {notice.reason}")
             log.info("the server says: %s", notice.reason)
-            raise _Finished
+            return
 
 
 def _answer(app: App, message: Message, context: Context, connection: Connection) -> None:
