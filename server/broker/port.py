@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
+from operator import methodcaller
 
 import grpc
 
@@ -129,13 +129,10 @@ class Connections:
         freed = self._slowed & self._known  # such as of a client whose clock is right now
         for peers, rate in ((slow, SLOW_BYTES), (freed, NO_LIMIT)):
             for peer in peers:
-                _with(sockets[peer], peer, partial(_set_pace, rate))
+                pace = methodcaller("setsockopt", socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
+                _with(sockets[peer], peer, pace)
         self._slowed = (self._slowed | slow) & sockets.keys() - freed
         self._rest = 30 * (time.thread_time() - began)
-
-
-def _set_pace(rate: int, connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
 
 
 def _address(peer: str) -> str:

@@ -63,12 +63,8 @@ class Fleet(flower.FleetServicer):
             if len(self._replies) > MOST_REPLIES:  # the oldest was abandoned long ago
                 self._replies.pop(next(iter(self._replies)), None)
             run_id, session = request.messages_list[0].metadata.run_id, response.session_id
-            wanted = list(response.objects_to_push)
-            del response.objects_to_push[:]
-            for name in wanted:  # store enclosed objects as if each had been pushed by a call; name the others
-                if name not in enclosed:
-                    response.objects_to_push.append(name)
-                    continue
+            for name in [each for each in response.objects_to_push if each in enclosed]:  # as if pushed by a call each
+                response.objects_to_push.remove(name)
                 about = {"run_id": run_id, "session_id": session, "object_id": name}
                 self.PushObject(flower.PushObjectRequest(**about, object_content=enclosed.pop(name)), context)
         else:  # nothing to upload; Flower would keep the session until the run ends
