@@ -28,14 +28,14 @@ def print_catalogue(console: Console, as_json: bool = False) -> None:
         "splits": {name: partitioner.description for name, partitioner in PARTITIONERS.items()},
     }
     if as_json:
-        return print(json.dumps(found, indent=1))
+        print(json.dumps(found, indent=1))
+        return
     for title, lines in found.items():
         table = Table("", "", box=None, show_header=False, title=title, title_justify="left", title_style="bold")
         for name, text in lines.items():
             table.add_row(escape(name), escape(text))
         console.print(table, "")
     console.print("Clients can also bring data and models of their own: see flower-client --help.")
-    return None
 
 
 def print_keys(console: Console, strategy: str) -> None:

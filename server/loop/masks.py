@@ -141,10 +141,8 @@ class _MaskedTraining:
         keys = {result.cipher_key, result.mask_key}
         if len(keys) < 2 or any(len(key) != protocol.KEY_BYTES for key in keys) or keys & self._seen:
             raise WireError(f"expected two keys of {protocol.KEY_BYTES} bytes of its own")
-        for key in keys:
-            protocol.agree(
-                X25519PrivateKey.generate(), key, "trial", b""
-            )  # raises for a key that nobody can use: it would stop all other clients
+        for key in keys:  # one that nobody can use, which would stop all other clients, raises an error
+            protocol.agree(X25519PrivateKey.generate(), key, "trial", b"")
         content = signed_keys(self.run_id, self.number, result.cipher_key, result.mask_key)
         if result.identity in self._seen or not verify(result.identity, result.signature, content):
             raise WireError("expected keys that it has signed with a key of its own")
