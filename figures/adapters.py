@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from hyperbloom.common.config import load_run_config
 from hyperbloom.common.data.texts import token_rows
 from hyperbloom.server.cli import main as flower_server
-from hyperbloom.server.runs.checkpoint import has_checkpoint, is_over
+from hyperbloom.server.runs.checkpoint import has_begun, is_over
 
 LORA = "lora:r=2,targets=q_proj|v_proj|query|value"
 METHODS = {
@@ -267,7 +267,7 @@ def run(
             return line
     name = "-".join([task, method.replace(", ", "-"), f"{rate:g}", str(seed), *(["novel"] if novel else [])])
     folder, start = args.out / "runs" / name, time.perf_counter()
-    if has_checkpoint(folder):
+    if has_begun(folder):
         over = is_over(folder, load_run_config(folder / "config.yaml", {}))
         code = 0 if over else flower_server(["--resume", str(folder)])
     else:

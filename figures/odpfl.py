@@ -24,7 +24,7 @@ from typing import Any
 from figures.paper_tables import load_table
 from hyperbloom.common.config import load_run_config
 from hyperbloom.server.cli import main as flower_server
-from hyperbloom.server.runs.checkpoint import has_checkpoint, is_over
+from hyperbloom.server.runs.checkpoint import has_begun, is_over
 
 SPLITS = {
     "pathological": ["--split", "shards", "--set", "data.classes_per_client=2"],
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
     else:
         flags += ["--rounds", str(args.rounds), "--eval-every", str(args.every)]
     start = time.perf_counter()
-    if has_checkpoint(folder):
+    if has_begun(folder):
         over = is_over(folder, load_run_config(folder / "config.yaml", {}))
         code = 0 if over else flower_server(["--resume", str(folder)])
     else:

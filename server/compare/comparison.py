@@ -27,7 +27,7 @@ from hyperbloom.common.files.storage import claim, write_bytes, write_json
 from hyperbloom.server.grids.fleet import Machines
 from hyperbloom.server.loop.listener import Joined
 from hyperbloom.server.loop.session import check_run
-from hyperbloom.server.runs.checkpoint import has_begun, has_checkpoint, is_over, locked
+from hyperbloom.server.runs.checkpoint import has_begun, is_over, locked
 from hyperbloom.server.runs.running import play
 from hyperbloom.server.watch.tracking import tracked
 from hyperbloom.server.watch.view import TerminalView, print_line
@@ -258,7 +258,7 @@ def _run(cell: Cell, engine: str, view: TerminalView, track: Sequence[str]) -> i
     own = {"insecure": 1, "local_clients": config.clients} if engine == "grpc" else {}  # all clients are here
     machines = Machines.model_validate({"engine": engine, "port": 0, **own})
     # A run writes a checkpoint before its first round, so rounds without any mean that checkpoints are damaged.
-    resumes = has_checkpoint(folder) or (has_begun(folder) and bool(config.checkpoint_every))
+    resumes = bool(config.checkpoint_every) and has_begun(folder)
     if resumes:
         config = load_run_config(folder / "config.yaml", {})  # the folder may have been moved since
     else:

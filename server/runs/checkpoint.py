@@ -111,7 +111,7 @@ def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
 
 def has_begun(folder: Path) -> bool:
     """Return whether the run in `folder` has come further than waiting for its first clients."""
-    return has_checkpoint(folder) or (folder / "metrics.jsonl").exists()
+    return bool(_all(folder)) or (folder / METRICS).exists()
 
 
 def begun_as(config: RunConfig, folder: Path, setting: str) -> bool:
@@ -121,11 +121,6 @@ def begun_as(config: RunConfig, folder: Path, setting: str) -> bool:
     if load_run_config(folder / "config.yaml", {}) != config:
         raise ConfigError(f"{setting}: {folder} holds another run than is described here; name a new folder")
     return True
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Return whether `folder` has a checkpoint, valid or not."""
-    return bool(_all(folder))
 
 
 def is_over(folder: Path, config: RunConfig) -> bool:
