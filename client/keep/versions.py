@@ -61,8 +61,6 @@ class Versioned:
 
     def _prune(self, scope: Scope) -> None:
         kept = list(self._kept())
-        if not kept:
-            return
         known = [version for version in kept if _is_part(version, scope)]
         known.append(_Version(self.path, scope.round, len(scope.rewound)))
         needed = set()

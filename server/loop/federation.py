@@ -74,13 +74,13 @@ class Federation:
 
     def count(self) -> dict[str, int]:
         """Return how many clients are in each state."""
-        live, idle = self.roster.live_count, self.idle_count
+        live, idle, held = self.roster.live_count, self.idle_count, self.roster.conduct.in_quarantine
         return {
             "live": live,
             "idle": idle,
             "busy": live - idle,
             "away": len(self.roster) - live,
-            "quarantined": self.roster.conduct.count_in_quarantine(self.round),
+            "quarantined": sum(held(client.client_id, self.round) for client in list(self.roster)),
         }
 
     def gather(self, wanted: int, timeout_s: float, ready: Callable[[], bool] = lambda: True) -> None:

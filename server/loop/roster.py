@@ -31,10 +31,6 @@ class _Record:
     terms: int = 0  # quarantines so far
     until: int = 0  # last round of the latest quarantine
 
-    def holds_in(self, round_number: int) -> bool:
-        """Return whether the client is in quarantine in this round. Round 0 exists."""
-        return self.terms > 0 and round_number <= self.until
-
 
 class Conduct:
     """Counts refused replies by client, and knows who is in quarantine."""
@@ -53,13 +49,9 @@ class Conduct:
         return record.until
 
     def in_quarantine(self, name: str, round_number: int) -> bool:
-        """Return whether a client gets no orders in this round."""
+        """Return whether a client gets no orders in this round; round 0 exists."""
         record = self._records.get(name)
-        return record is not None and record.holds_in(round_number)
-
-    def count_in_quarantine(self, round_number: int) -> int:
-        """Return how many clients get no orders in this round."""
-        return sum(record.holds_in(round_number) for record in list(self._records.values()))
+        return record is not None and record.terms > 0 and round_number <= record.until
 
     def begin_anew(self, done: int | None = None) -> None:
         """Count rounds from 1 again, after `done` of them; None: after so many that all quarantines are over."""
