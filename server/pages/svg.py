@@ -18,16 +18,12 @@ MOST_POINTS = 400
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:
     """Return an element. Plain strings are escaped; the attribute `class_` becomes `class`, and `_` becomes `-`."""
-    written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_value(value))}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
+    written = ""
+    for key, value in attributes.items():
+        if value is not None:
+            shown = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+            written += f' {key.rstrip("_").replace("_", "-")}="{escape(shown)}"'
     return Markup(f"<{name}{written}>{''.join(escape(child) for child in children)}</{name}>")
-
-
-def _value(value: object) -> str:
-    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def picture(name: str, title: str, description: str, size: tuple[float, float], marks: Sequence[str]) -> Markup:
