@@ -96,7 +96,7 @@ def test_what_the_run_says_holds_for_the_first_client_too() -> None:
 @pytest.mark.parametrize("shape", [(2**31,), (1, 2**20, 2**40), (-(2**40),)])
 def test_a_first_client_with_impossible_inputs_is_refused_before_a_network_is_tried(shape: tuple[int, ...]) -> None:
     algorithm = make_algorithm(config())
-    with pytest.raises(RefusedError, match="numbers about its data, found .* or huge ones"):
+    with pytest.raises(RefusedError, match=r"numbers about its data, found .* or huge ones"):
         check_introduction(introduction("a", input_shape=shape), config(), algorithm, None)
 
 
