@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from torch import Tensor
 from benchmarks.local_sgd import random_images
 from benchmarks.measure import Comparison, main, sgd_of
 from figures.networks import cnn_4
-from hyperbloom.client.work import methods
+from hyperbloom.client.work.methods import aligned
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
 from hyperbloom.common.alignment import factor_weights
 from hyperbloom.common.cka import linear_cka_with
@@ -57,8 +56,7 @@ def _compare(name: str, rows: Tensor, target: Weights | None, quick: bool) -> Co
 
     def train(inputs: Tensor, similarity_to: SimilarityTo) -> None:
         part.load(start)
-        with patch.object(methods, "linear_cka_with", similarity_to):
-            methods.aligned(made, IMAGES, sgd, 0, settings, (inputs, target))
+        aligned(made, IMAGES, sgd, 0, settings, (inputs, target), similarity_to)
 
     before = partial(train, rows, lambda b: lambda a: linear_cka_with(b)(a))
     sides = _alternate(partial(train, laid_out(rows), linear_cka_with), before, repetitions)

@@ -95,20 +95,32 @@ def fedrep(network: Network, data: Examples, sgd: SGD, seed: int, settings: FedR
 
 
 def aligned(
-    network: Network, data: Examples, sgd: SGD, seed: int, settings: Aligned, likeness: Likeness | None = None
+    network: Network,
+    data: Examples,
+    sgd: SGD,
+    seed: int,
+    settings: Aligned,
+    likeness: Likeness | None = None,
+    similarity_to: Callable[[Tensor], Callable[[Tensor], Tensor]] = linear_cka_with,
 ) -> float:
     """SGD on the loss plus `eta (1 - CKA)`, with all of the round's reference inputs in each step (FedHeNN).
 
     A private copy gets the trained weights.
     """
-    align = _alignment(network.module, data, likeness, settings.eta) if settings.eta else lambda: None
+    align = _alignment(network.module, data, likeness, settings.eta, similarity_to) if settings.eta else lambda: None
     loss = train(network, data, sgd, seed, [network.shared] if network.has_copy else network.parts, align)
     if network.has_copy:
         network.personal.load(network.shared.values)
     return loss
 
 
-def _alignment(module: nn.Module, data: Examples, likeness: Likeness | None, eta: float) -> Callable[[], Tensor]:
+def _alignment(
+    module: nn.Module,
+    data: Examples,
+    likeness: Likeness | None,
+    eta: float,
+    similarity_to: Callable[[Tensor], Callable[[Tensor], Tensor]],
+) -> Callable[[], Tensor]:
     """Return a function that adds the gradient of `eta (1 - CKA)` and returns this term."""
     if likeness is None:
         raise WireError("order: expected reference inputs, found none")
@@ -119,7 +131,7 @@ def _alignment(module: nn.Module, data: Examples, likeness: Likeness | None, eta
     else:
         with torch.no_grad():
             target = represent(module, last, inputs).clone()
-    similarity = linear_cka_with(target)
+    similarity = similarity_to(target)
 
     def align() -> Tensor:
         penalty = eta * (1 - similarity(represent(module, last, inputs)))

@@ -208,9 +208,7 @@ def test_with_the_weights_sent_as_the_target_the_first_step_is_that_of_the_loss_
 
 
 @pytest.mark.parametrize("wide", [None, 5, 12])
-def test_a_target_prepared_once_and_rows_laid_out_as_images_train_the_same_weights(
-    wide: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_prepared_once_and_rows_laid_out_as_images_train_the_same_weights(wide: int | None) -> None:
     """The other side computes CKA of both in each step, on rows as they are read."""
     generator = torch.Generator().manual_seed(2)
     rows, inputs = (torch.rand(count, 3, 16, 16, generator=generator) for count in (12, 16))
@@ -222,8 +220,7 @@ def test_a_target_prepared_once_and_rows_laid_out_as_images_train_the_same_weigh
         shared = FlatPart(network, Layout.of(network))
         made, images = Network(network, shared, Flat(Layout(()), torch.empty(0))), replace(data(), inputs=inputs)
         steps = sgd(steps=2, batch_size=8, learning_rate=0.01)  # more would multiply what rounding changes
-        monkeypatch.setattr("hyperbloom.client.work.methods.linear_cka_with", similarity_to)
-        train_aligned(made, images, steps, 5, method(), (seen, factor))
+        train_aligned(made, images, steps, 5, method(), (seen, factor), similarity_to)
         found.append(shared.values)
     torch.testing.assert_close(*found, rtol=0, atol=2e-6)
 
