@@ -70,7 +70,11 @@ def _doctor(key: Path | None, client_id: str, state_dir: Path | None, as_json: b
     from hyperbloom.common.program import doctor
     from hyperbloom.common.secrecy.keys import fingerprint, public_pem, read_private_key
 
-    findings = [*doctor.check_machine(), doctor.check_folder("state folder", state_dir or default_state_dir(client_id))]
+    folder = state_dir or default_state_dir(client_id)
+    findings = [*doctor.check_machine(), doctor.check_folder("state folder", folder)]
+    if flags["server"]:  # the CA that it has fetched with a token
+        flags = shared.enrolled({**flags, "key": key, "token": None}, client_id, folder)
+        key = flags["key"]
     if ca := flags["root_certificates"]:
         findings.append(doctor.check_expiry("CA", ca, "get a new ca.pem from whoever runs the server"))
     if key:

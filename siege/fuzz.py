@@ -260,7 +260,7 @@ _SCHEMA = b"""{"label": ["ill"], "classes": ["no", "yes"], "columns": [
 _SOUND: dict[str, Callable[[], list[bytes]]] = {
     "message": _messages,
     "graph": _graphs,
-    "method": lambda: [FedProx(mu=0.1).to_json().encode()],
+    "method": lambda: [FedProx(mu=0.1).model_dump_json().encode()],
     "compressed": _compressed,
     "config": lambda: [b"strategy: pfedhn\nlocal: {steps: 5}\nsizes: [S, M]\noptions:\n  hidden_dim: 8\n"],
     "roster": _runs("roster.json"),

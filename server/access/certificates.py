@@ -28,7 +28,7 @@ from hyperbloom.common.secrecy.keys import check_private, make_key, read_private
 CA_DAYS, SERVER_DAYS = 3650, 365
 _Party = tuple[x509.Name, ec.EllipticCurvePrivateKey]
 _Extension = x509.ExtensionType
-_ALWAYS = ("localhost", "127.0.0.1", "::1")  # for the clients of this machine
+ALWAYS = ("localhost", "127.0.0.1", "::1")  # for the clients of this machine
 
 
 class Certificates:
@@ -169,7 +169,7 @@ def _signed(
 
 
 def _alternatives(hosts: Iterable[str]) -> x509.SubjectAlternativeName:
-    wanted = dict.fromkeys([*_ALWAYS, socket.gethostname(), *hosts])
+    wanted = dict.fromkeys([*ALWAYS, socket.gethostname(), *hosts])
     return x509.SubjectAlternativeName([_alternative(host) for host in wanted])
 
 

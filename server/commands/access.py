@@ -166,7 +166,7 @@ def doctor(
     table with what to do for each thing that is not ok. Exit code 1 if something would keep the server from starting,
     0 otherwise.
     """
-    from hyperbloom.common.program.doctor import check_file, check_folder, check_machine, check_server, report
+    from hyperbloom.common.program.doctor import Finding, check_file, check_folder, check_machine, check_server, report
 
     files = _files(certs)
     findings = [*check_machine(), check_folder("run folder", run_dir)]
@@ -176,7 +176,10 @@ def doctor(
         host = host or ("127.0.0.1" if insecure else "0.0.0.0")
         do = "end what listens there, or choose another --port"
         findings.append(check_file("port", lambda: _port(host, port), do))
-    if not insecure:
+    if not insecure and not certs and not files.folder.exists():
+        made = "the first start makes them, or flower-server certs init --host NAME_OR_IP"
+        findings.append(Finding("certificates", "warning", f"none in {files.folder}", made))
+    elif not insecure:
         findings += _certificates(files)
     return report(findings, as_json)
 
@@ -184,8 +187,9 @@ def doctor(
 def _port(host: str, port: int) -> str:
     from hyperbloom.server.grids.fleet import check_port
 
-    check_port(host, port)
-    return f"{host}:{port} is free"
+    if port:
+        check_port(host, port)
+    return f"{host}:{port or 'any port'} is free"
 
 
 def _certificates(files: "Certificates") -> "list[Finding]":

@@ -60,12 +60,17 @@ class Machines(Section):
 
     @property
     def address(self) -> str:
-        """Return the address for clients on other machines: one of this machine's that its certificate names."""
+        """Return the address for clients on other machines.
+
+        It is a name that the certificate was made for, else one of this machine's addresses that the certificate has.
+        """
         if self.host not in ("0.0.0.0", "::"):
             return f"{self.host}:{self.port}"
         server = Certificates(self.certs).server
         known = [] if self.insecure or not server.is_file() else tls.names(tls.read_certificate(server, "server.pem"))
-        return f"{next((each for each in tls.own_addresses() if each in known), socket.gethostname())}:{self.port}"
+        own, always = tls.own_addresses(), {*tls.ALWAYS, socket.gethostname()}
+        named = [each for each in known if each not in always and each not in own and "*" not in each]
+        return f"{next(iter([*named, *(each for each in own if each in known)]), socket.gethostname())}:{self.port}"
 
     def make_certificates(self) -> list[str]:
         """Make a CA and a certificate at the first start in the default folder; return the lines that say so."""

@@ -597,9 +597,9 @@ def test_the_engine_is_told_whether_to_train_at_once(
 ) -> None:
     told: list[bool | None] = []
 
-    def noted(config: RunConfig, folder: Path, vectorise: bool | None) -> InlineGrid:
+    def noted(config: RunConfig, folder: Path, vectorise: bool | None, train_all: Any) -> InlineGrid:
         told.append(vectorise)
-        return inline_grid(config, folder, vectorise)
+        return inline_grid(config, folder, vectorise, train_all)
 
     monkeypatch.setattr(engine, "inline_grid", noted)
     assert execute(tmp_path / "run", *LOCAL, "--engine", "inline", *flags).code == 0

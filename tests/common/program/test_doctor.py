@@ -157,7 +157,7 @@ def test_a_server_of_another_ca_and_without_this_name(files: Certificates, tmp_p
 def test_an_address_that_the_certificate_does_not_name(
     files: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificates, "_ALWAYS", ("elsewhere.example",))
+    monkeypatch.setattr(certificates, "ALWAYS", ("elsewhere.example",))
     strange = init(tmp_path / "strange", [], days=90)
     with listening(strange) as port:
         found = by_what(check_server(f"127.0.0.1:{port}", strange.ca, insecure=False))
@@ -263,3 +263,26 @@ def test_a_server_without_certificates_and_in_plain_text(tmp_path: Path, capsys:
     assert server_main(flags) == 1
     assert "certs init" in " ".join(capsys.readouterr().out.split())
     assert server_main([*flags, "--insecure"]) == 0
+
+
+def test_before_the_first_start_certificates_are_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYPERBLOOM_CERTS", raising=False)
+    assert server_main(["doctor", "--run-dir", str(tmp_path), "--port", "0", "--json"]) == 0
+    found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["port"]["state"] == "ok" and found["certificates"]["state"] == "warning"
+    (tmp_path / "certs").mkdir()  # then the start makes none
+    assert server_main(["doctor", "--run-dir", str(tmp_path), "--port", "0"]) == 1
+
+
+def test_a_client_that_has_enrolled_knows_the_ca(files: Certificates, tmp_path: Path) -> None:
+    with listening(files) as port:
+        here = tmp_path / "state" / "servers" / f"127.0.0.1_{port}"
+        here.mkdir(parents=True)
+        flags = ["doctor", "--server", f"127.0.0.1:{port}", "--state-dir", str(tmp_path / "state")]
+        assert client_main(flags) == 1
+        shutil.copy(files.ca, here / "ca.pem")
+        write_private_key(here / "key.pem", make_key())
+        assert client_main(flags) == 0

@@ -1,11 +1,14 @@
-"""What a server takes from its machine: its logs."""
+"""What a server takes from its machine: its logs, and the address that others dial."""
 
 import logging
+import socket
 from pathlib import Path
 
 import pytest
 
+from hyperbloom.server.access.certificates import init, own_addresses
 from hyperbloom.server.grids import fleet
+from hyperbloom.server.grids.fleet import Machines
 
 
 def test_the_log_of_a_run_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,3 +20,12 @@ def test_the_log_of_a_run_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert files.keys() == {"server.log", "server.log.1", "server.log.2", "server.log.3"}
     assert max(files.values()) <= 1000
     assert "line 999 of" in (tmp_path / "server.log").read_text()
+
+
+def test_clients_dial_the_name_that_the_certificate_was_made_for(tmp_path: Path) -> None:
+    init(tmp_path / "named", ["fed.hospital.example"])
+    named = Machines(host="0.0.0.0", port=9092, certs=tmp_path / "named")
+    assert named.address == "fed.hospital.example:9092"
+    init(tmp_path / "own", own_addresses())
+    (*_, first) = [*own_addresses(), socket.gethostname()][:1]
+    assert Machines(host="0.0.0.0", port=9092, certs=tmp_path / "own").address == f"{first}:9092"

@@ -300,5 +300,6 @@ def test_a_card_tells_no_gain_of_another_rounds_model(tmp_path: Path) -> None:
     changed = [line | {"round": line["round"] + 1, "gain": line["gain"] | {"chosen": "common"}} for line in lines]
     (tmp_path / "gains.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in changed))
     export = Export(tmp_path)
-    for personal in export.models(export.clients(None)):
-        assert not any("gains" in remark or "train alone" in remark for remark in personal.card.remarks)
+    for client in export.clients(None):
+        _, _, card = export.model(client)
+        assert not any("gains" in remark or "training alone" in remark for remark in card.remarks)
