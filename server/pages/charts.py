@@ -160,8 +160,8 @@ def _slice(at: Point, radius: float, begin: float, end: float) -> str:
 
 
 def class_colour(label: int) -> Markup:
-    """Return a class's colour; neighbours differ in hue by the golden angle, and in lightness."""
-    return Markup(f"hsl({(label * 137.5 + 220) % 360:.0f} {(70, 55)[label % 2]}% {(50, 62, 42)[label % 3]}%)")
+    """Return a class's colour, which stands out (WCAG, 3:1) on light and dark; neighbours differ by the golden angle."""
+    return Markup(f"oklch({(60, 63, 56)[label % 3]}% 0.14 {(label * 137.5 + 260) % 360:.0f})")
 
 
 def _shade(value: float, values: Collection[float]) -> int:
