@@ -8,6 +8,7 @@ mean of many draws would tell them. New ones count as a change (`Releases`).
 
 import hashlib
 import json
+import logging
 import math
 
 from torch import Tensor
@@ -24,6 +25,9 @@ from hyperbloom.common.secrecy.keys import server_of
 from hyperbloom.common.secrecy.noise import noise
 from hyperbloom.common.tasks import Task
 from hyperbloom.common.wire.orders import ASKS, Greeting, Introduction, Notice
+from hyperbloom.common.wire.pack import shown
+
+log = logging.getLogger("hyperbloom.client")
 
 FEWEST_VALUES = 10
 """Fewest values of which moments are told: those of one value are the value."""
@@ -40,6 +44,10 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
             the server's schema, or nobody has one but this client, whose user does not disclose what it would say.
         HyperbloomError: the own model failed.
     """
+    if greeting.version != __version__:
+        log.warning(
+            "the server has version %s, this client %s; give both the same", shown(greeting.version), __version__
+        )
     client.adopt(greeting.schema)
     settings, schema = client.settings, client.schema
     proposed = schema is not None and settings.data.is_table and settings.source.schema is None

@@ -9,6 +9,7 @@ from typing import Any
 
 from flwr.app import RecordDict
 
+from hyperbloom import __version__
 from hyperbloom.common.errors import CohortError, RefusedError, WireError
 from hyperbloom.common.wire.orders import Failed, Greeting, Introduction, Notice, Order
 from hyperbloom.common.wire.pack import shown, unpack_answer
@@ -220,6 +221,8 @@ class Federation:
         what = f"{about.train_examples} training examples, size {about.size}"
         if known and known.about.train_examples != about.train_examples:
             what += f"; {known.about.train_examples} before"
+        if about.version != __version__:
+            what += f"; version {about.version}, here it is {__version__}"
         live = self.roster.live_count
         here = "1 client is here" if live == 1 else f"{live} clients are here"
         came = "is back" if known else "joined"

@@ -90,6 +90,14 @@ def test_each_server_is_told_a_secret_of_its_own(make_worker: MakeWorker, tmp_pa
     assert secret(one, "moved:9092") == secret(three, "moved:9092") == first
 
 
+def test_a_server_of_another_version_is_named(make_worker: MakeWorker, caplog: pytest.LogCaptureFixture) -> None:
+    worker = make_worker()
+    worker.answer(Greeting(__version__))
+    assert not caplog.messages
+    worker.answer(Greeting("9.9\n"))
+    assert caplog.messages == [f"the server has version 9.9 , this client {__version__}; give both the same"]
+
+
 def test_class_shares_are_told_only_if_that_was_wished(make_worker: MakeWorker) -> None:
     shares = make_worker(disclose=True).answer(Greeting(__version__)).class_shares
     assert len(shares) == 10

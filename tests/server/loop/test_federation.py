@@ -209,6 +209,12 @@ def test_the_greeting_of_a_node_that_vanished_is_forgotten(party: Party, grid: S
     ]
 
 
+def test_a_client_of_another_version_is_named(party: Party, grid: ScriptedGrid) -> None:
+    grid.join(2, "a", version="9.9")
+    party.gather(1)
+    assert party.events[-1].startswith("a joined (60 training examples, size M; version 9.9, here it is ")
+
+
 def test_too_few_clients_in_time_are_named(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
     grid.join(2, "b")
     grid.join(3, "a")
