@@ -25,7 +25,6 @@ from hyperbloom.common.secrecy.keys import server_of
 from hyperbloom.common.secrecy.noise import noise
 from hyperbloom.common.tasks import Task
 from hyperbloom.common.wire.orders import ASKS, Greeting, Introduction, Notice
-from hyperbloom.common.wire.pack import shown
 
 log = logging.getLogger("hyperbloom.client")
 
@@ -45,9 +44,7 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
         HyperbloomError: the own model failed.
     """
     if greeting.version != __version__:
-        log.warning(
-            "the server has version %s, this client %s; give both the same", shown(greeting.version), __version__
-        )
+        log.warning("the server has version %.30r, this client %r; give both the same", greeting.version, __version__)
     client.adopt(greeting.schema)
     settings, schema = client.settings, client.schema
     proposed = schema is not None and settings.data.is_table and settings.source.schema is None

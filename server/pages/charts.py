@@ -160,7 +160,7 @@ def _slice(at: Point, radius: float, begin: float, end: float) -> str:
 
 
 def class_colour(label: int) -> Markup:
-    """Return a class's colour, which stands out (WCAG, 3:1) on light and dark; neighbours differ by the golden angle."""
+    """Return a class's colour, with a contrast of 3:1 on light and dark; neighbours differ by the golden angle."""
     return Markup(f"oklch({(60, 63, 56)[label % 3]}% 0.14 {(label * 137.5 + 260) % 360:.0f})")
 
 

@@ -95,7 +95,7 @@ def test_a_server_of_another_version_is_named(make_worker: MakeWorker, caplog: p
     worker.answer(Greeting(__version__))
     assert not caplog.messages
     worker.answer(Greeting("9.9\n"))
-    assert caplog.messages == [f"the server has version 9.9 , this client {__version__}; give both the same"]
+    assert caplog.messages == [f"the server has version '9.9\\n', this client {__version__!r}; give both the same"]
 
 
 def test_class_shares_are_told_only_if_that_was_wished(make_worker: MakeWorker) -> None:
