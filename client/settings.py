@@ -19,6 +19,9 @@ Disclosure = Literal["types", "all-types", "graph"]
 
 Scalar = str | int | float | bool
 
+PATHS = {"state_dir", "root", "schema", "key", "peers", "root_certificates"}
+"""Keys of a node config that name files or folders."""
+
 
 @dataclass(frozen=True)
 class ClientSettings:
@@ -110,9 +113,8 @@ class ClientSettings:
             DataError: a number of the data's description is out of range.
         """
         values: dict[str, Any] = {key.replace("-", "_"): value for key, value in config.items()}
-        for key in ("state_dir", "root", "schema", "key", "peers", "root_certificates"):
-            if key in values:
-                values[key] = Path(str(values[key])).expanduser()
+        for key in PATHS & values.keys():
+            values[key] = Path(str(values[key]))
         for key, value in values.items():
             name = key.replace("_", "-")
             if key not in _KINDS:

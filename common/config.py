@@ -330,9 +330,11 @@ def _check_combinations(config: RunConfig) -> None:
     for name in (config.strategy, *config.baselines):
         if not _STRATEGY.fullmatch(name):
             raise ConfigError(f"strategy, baselines: expected a name or package.module:Class, found {name!r}")
-    training = sum(not config.is_novel(row) for row in range(config.clients))
+    training = config.clients - math.ceil(config.clients * config.novel / 100)
     if training < (least := FEWEST_CLIENTS if config.secure_aggregation else 1):
-        raise ConfigError(f"novel: expected at least {least} of {config.clients} clients to train, found {training}")
+        raise ConfigError(
+            f"clients, novel: expected at least {least} of {config.clients} clients to train, found {training}"
+        )
     last, parts = config.part(config.clients)
     if last > parts:
         raise ConfigError(f"data.parts: expected at least data.first + clients = {last}, found {parts}")

@@ -69,7 +69,7 @@ def read() -> Pool:
     blocks = (_PackedBlock(arrays["bg_bits"]), _PackedBlock(arrays["ev_bits"]))
     whole = Portion(blocks, np.arange(len(drawn), dtype=np.int64), character, alphabet[character])
     train, val, test = map(whole.choose, three_parts(character, 0.15, generator(FIXED_SEED, "omniglot")))
-    return Pool("omniglot", train, val, test, tuple(names.tolist()), Scaling(), tuple(alphabets.tolist()))
+    return Pool("omniglot", train, val, test, tuple(names.tolist()), Scaling(1.0), tuple(alphabets.tolist()))
 
 
 def _check(bits: AnyArray, labels: AnyArray, names: AnyArray, where: str) -> None:

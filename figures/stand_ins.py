@@ -71,7 +71,7 @@ def airline_tweets() -> Pool:
     stored = np.array([tokens(text) for _, _, text in rows], dtype=np.float32)
     whole, rng = Portion.of(ArrayBlock(stored), labels, owners), generator(FIXED_SEED, "tweets")
     train, val, test = whole.split(lambda strata: three_parts(strata, 0.15, rng))
-    return Pool("airline-tweets", train, val, test, MOODS, Scaling(), tuple(users.tolist()))
+    return Pool("airline-tweets", train, val, test, MOODS, Scaling(1.0), tuple(users.tolist()))
 
 
 def random_words() -> list[tuple[AnyArray, IntArray]]:

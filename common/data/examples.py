@@ -106,7 +106,7 @@ class ClientData:
     test: Examples
     num_classes: int
     class_names: tuple[str, ...]
-    scaling: Scaling = field(default_factory=Scaling)
+    scaling: Scaling = field(default=Scaling(1.0))
     kind: LabelKind = "classification"
     schema: Schema | None = None
 

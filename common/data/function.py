@@ -42,7 +42,7 @@ def _pool(function: Callable[[], object], name: str) -> Pool:
             Portion.of(ArrayBlock(part.inputs.cpu().numpy()), part.labels.cpu().numpy())
             for part in (value.train, value.val, value.test)
         )
-        return Pool(name, train, val, test, value.class_names, Scaling())
+        return Pool(name, train, val, test, value.class_names, Scaling(1.0))
     if not isinstance(value, tuple | list) or len(value) != 3:
         raise DataError(f"{name}: {EXPECTED}; found {describe(value)}")
     named = zip((f"{name}: {part}" for part in PARTS), value, strict=True)

@@ -154,6 +154,6 @@ def _unlabelled(spec: DataSpec) -> tuple[list[Portion], Scaling]:
         if set(arrays) == {"x"}:
             stored = check_inputs(arrays["x"], f"{path}: key 'x'")
             made = Portion.of(ArrayBlock(stored), np.zeros(len(stored), dtype=np.int64))
-            return [made], BYTES if stored.dtype == np.uint8 else Scaling()
+            return [made], BYTES if stored.dtype == np.uint8 else Scaling(1.0)
     pool = read_pool(replace(spec, partition=None))
     return list(pool.portions.values()), pool.scaling

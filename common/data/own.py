@@ -167,7 +167,7 @@ def build_pool(
     else:
         train, val, test = parts
     bytes_stored = train.blocks[0].take(np.arange(0)).dtype == np.uint8
-    scaling = BYTES if bytes_stored else Scaling()
+    scaling = BYTES if bytes_stored else Scaling(1.0)
     pool = Pool(name, train, val, test, (), scaling, tuple(owner_names))
     least = pool.least_outputs
     names = tuple(str(label) for label in range(least)) if class_names is None else tuple(class_names)

@@ -24,7 +24,7 @@ class Scaling:
         std: One number for each channel or feature, or empty.
     """
 
-    divisor: Rate = 1.0
+    divisor: Rate
     mean: tuple[float, ...] = ()
     std: tuple[Rate, ...] = ()
 

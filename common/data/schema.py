@@ -29,8 +29,9 @@ MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
 MOST_WORDS = 50
 FEW_NUMBERS = 10
 FIRST_ROW = 2
-FARTHEST = 10.0  # deviations from the mean; a cell that is further away is wrong, and would spoil all training
 """The number of the first row, as spreadsheets count below the names of the columns."""
+FARTHEST = 10.0
+"""Most deviations from the mean: a cell that is further away is wrong, and would spoil all training."""
 
 
 class Column(Section):
@@ -77,7 +78,7 @@ class Column(Section):
                 inputs[row, place[cells[row]]] = 1.0
             else:
                 inputs[row, 0] = (_number(cells[row], where, row, self.name) - mean) / std
-        if self.kind == "number" and self.std is not None:
+        if self.kind == "number" and None not in (self.mean, self.std) and (mean, std) != (0.0, 1.0):  # scaled
             inputs[:, 0].clip(-FARTHEST, FARTHEST, out=inputs[:, 0])
         return inputs
 

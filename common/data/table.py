@@ -7,6 +7,7 @@ missing.
 """
 
 import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,7 +90,8 @@ def _csv(path: Path) -> tuple[list[str], list[list[str]]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
-            delimiter = max(",;\t", key=first.count)  # a comma where none of them is there
+            bare = re.sub('"[^"]*"', "", first)
+            delimiter = "," if "," in bare else max(";\t", key=bare.count)
             rows = [[cell.strip() for cell in row] for row in csv.reader(file, delimiter=delimiter) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: expected cells between commas, semicolons or tabs in UTF-8, found: {error}") from None

@@ -114,7 +114,7 @@ def _array(path: Path, input_shape: tuple[int, ...], scaling: Scaling) -> Inputs
     stored = check_inputs(array, str(path))
     if stored.shape[1:] != input_shape:
         raise DataError(f"{path}: expected inputs of shape {input_shape} as the model, found {stored.shape[1:]}")
-    values = (scaling_of_bytes(scaling) if stored.dtype == np.uint8 else Scaling()).apply(stored)
+    values = (scaling_of_bytes(scaling) if stored.dtype == np.uint8 else Scaling(1.0)).apply(stored)
     names = [str(path)] if len(values) == 1 else [f"{path}[{index}]" for index in range(len(values))]
     return Inputs(tuple(names), values)
 

@@ -63,7 +63,9 @@ class Fleet(flower.FleetServicer):
             if len(self._replies) > MOST_REPLIES:  # the oldest was abandoned long ago
                 self._replies.pop(next(iter(self._replies)), None)
             run_id, session = request.messages_list[0].metadata.run_id, response.session_id
-            for name in [each for each in response.objects_to_push if each in enclosed]:  # as if pushed by a call each
+            for name in [
+                each for each in dict.fromkeys(response.objects_to_push) if each in enclosed
+            ]:  # as if by a call each
                 response.objects_to_push.remove(name)
                 about = {"run_id": run_id, "session_id": session, "object_id": name}
                 self.PushObject(flower.PushObjectRequest(**about, object_content=enclosed.pop(name)), context)

@@ -5,9 +5,10 @@ import io
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from hyperbloom.common.errors import ConfigError
@@ -107,7 +108,7 @@ def _row(name: str, courses: Sequence[Course]) -> dict[str, Any]:
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean of some numbers and their sample standard deviation (None for a single one)."""
-    return fmean(values), stdev(values) if len(values) > 1 else None
+    return fmean(values), float(np.std(values, ddof=1)) if len(values) > 1 else None  # stdev refuses NaN
 
 
 def plus_minus(mean: float, deviation: float | None, scale: Scale = scale_of("accuracy")) -> str:  # noqa: B008 - frozen

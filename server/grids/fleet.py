@@ -62,15 +62,21 @@ class Machines(Section):
     def address(self) -> str:
         """Return the address for clients on other machines.
 
-        It is a name that the certificate was made for, else one of this machine's addresses that the certificate has.
+        It is a name that the certificate was made for, else an address that it has, one of this machine's if there is.
         """
         if self.host not in ("0.0.0.0", "::"):
             return f"{self.host}:{self.port}"
         server = Certificates(self.certs).server
         known = [] if self.insecure or not server.is_file() else tls.names(tls.read_certificate(server, "server.pem"))
-        own, always = tls.own_addresses(), {*tls.ALWAYS, socket.gethostname()}
-        named = [each for each in known if each not in always and each not in own and "*" not in each]
-        return f"{next(iter([*named, *(each for each in own if each in known)]), socket.gethostname())}:{self.port}"
+        own, here = tls.own_addresses(), socket.gethostname()
+        known = [each for each in known if each not in {*tls.ALWAYS, here} and "*" not in each]
+
+        def order(each: str) -> int:
+            is_number = ":" in each or each.replace(".", "").isdecimal()
+            return is_number + (is_number and each not in own)
+
+        host = min(known, key=order, default=here)
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     def make_certificates(self) -> list[str]:
         """Make a CA and a certificate at the first start in the default folder; return the lines that say so."""

@@ -225,7 +225,8 @@ class _Loop:
     def _report(
         self, number: int, outcome: Outcome, seconds: float, elapsed: float, late: int, traffic: Traffic
     ) -> None:
+        asked = 0 if outcome.evaluation else len(outcome.results) + len(outcome.refused)
         of, down, up = self.config.rounds, traffic.down, traffic.up
-        report = RoundReport(number, of, outcome, seconds, elapsed, late, down, up)
+        report = RoundReport(number, of, outcome, seconds, elapsed, late, down, up, asked)
         for listener in self.of.listeners:
             listener.round_done(report)

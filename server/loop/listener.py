@@ -27,6 +27,7 @@ class RoundReport:
         late: replies dropped since the last report because they came after their deadline.
         bytes_down: sent to clients for training in this round, without evaluation.
         bytes_up: received from clients for training in this round.
+        asked: clients that were asked to train, those that were left out included.
     """
 
     number: int
@@ -37,6 +38,7 @@ class RoundReport:
     late: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
+    asked: int = 0
 
 
 @dataclass(frozen=True)

@@ -133,12 +133,13 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
         federation.gather(1, config.join_timeout_s, run.can_go_on)
         fruitless = 0 if number == 0 or run.train(number, outcome) else fruitless + 1
         elapsed = time.perf_counter() - begin
-        traffic = federation.post.take_traffic()
+        traffic, asked = federation.post.take_traffic(), len(outcome.results) + len(outcome.refused)
         if number % config.eval_every == 0 or number == config.rounds:
             run.evaluate(number, outcome)
             best = select(run, best, number, outcome.evaluation)
         seconds, late, before = time.perf_counter() - start, federation.late, late
-        report = RoundReport(number, config.rounds, outcome, seconds, elapsed, late - before, traffic.down, traffic.up)
+        moved = traffic.down, traffic.up, asked
+        report = RoundReport(number, config.rounds, outcome, seconds, elapsed, late - before, *moved)
         for listener in run.listeners:
             listener.round_done(report)
         if fruitless == FRUITLESS_ROUNDS:

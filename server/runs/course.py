@@ -54,18 +54,19 @@ class Course:
         return float(sum(line["seconds"] for line in self.rounds))
 
     @property
-    def asked(self) -> int:
-        """Return how many times a client was asked, over all clients, with those that were left out."""
-        return sum(map(asked, self.rounds))
+    def trained(self) -> int:
+        """Return how many times a client has trained, over all clients."""
+        return sum(line["clients"] for line in self.rounds)
 
     def bytes_each(self, direction: str) -> float:
         """Return the mean bytes of training per client that was asked, and round; `direction` is `down` or `up`."""
-        return float(sum(line.get(f"bytes_{direction}", 0) for line in self.rounds)) / max(1, self.asked)
+        total, times = sum(line.get(f"bytes_{direction}", 0) for line in self.rounds), sum(map(asked, self.rounds))
+        return float(total) / max(1, times)
 
 
 def asked(line: Line) -> int:
-    """Return how many clients of a round's line were sent an order, with those that were left out then."""
-    return int(line["clients"] + line.get("left_out", 0))
+    """Return how many clients were asked to train in a round, those that were left out included."""
+    return int(line.get("asked") or line["clients"])
 
 
 def read_course(name: str, place: Path, selection: Selection | None, novel: Set[str] = frozenset()) -> Course:

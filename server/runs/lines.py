@@ -40,6 +40,8 @@ def metrics_line(report: "RoundReport") -> Line:
     losses = [result.loss for result in outcome.results.values() if result.loss is not None]
     if losses:
         line["loss"] = sum(losses) / len(losses)
+    if report.asked > len(outcome.results):
+        line["asked"] = report.asked
     counted = {"late": report.late, "lied": len(outcome.lied), "quarantined": outcome.quarantined}
     counted["left_out"] = len(outcome.refused)
     line |= {key: value for key, value in counted.items() if value}

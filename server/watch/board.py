@@ -171,7 +171,7 @@ class Board:
             rows.add_row("training", self._training_row())
         for index, text in enumerate(self._stragglers()):
             rows.add_row("left out" if index == 0 else "", Text(text, style="yellow"))
-        for index, text in enumerate(self.events):
+        for index, text in enumerate(list(self.events)):  # another thread may add one
             rows.add_row("lately" if index == 0 else "", Text(text, no_wrap=True, overflow="ellipsis"))
         return Group(self._head(), rows)
 

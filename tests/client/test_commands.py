@@ -30,7 +30,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         first, head = parameters["fc1.weight"], parameters["head.weight"]
         first[0, 0], first[1, 0] = 1.0, -1.0
         head[0, 1], head[1, 0] = 1.0, 1.0
-    write_model(tmp_path / "model", module, spec, ("minus [x]", "plus"), Scaling(), Card("T", {}, ()))
+    write_model(tmp_path / "model", module, spec, ("minus [x]", "plus"), Scaling(1.0), Card("T", {}, ()))
     np.save(tmp_path / "inputs.npy", np.array([[2, 0, 0, 0], [-1, 0, 0, 0]], dtype=np.float32))
     return tmp_path / "model"
 
@@ -70,7 +70,7 @@ def test_masks_are_files_and_lie_over_the_images_of_the_report(
     monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
     spec = ModelSpec("unet", "S", (1, 8, 8), 2)
     write_model(
-        tmp_path / "m", build(spec), spec, ("ground", "cell"), Scaling(), Card("T", {}, ()), TaskSpec("segmentation")
+        tmp_path / "m", build(spec), spec, ("ground", "cell"), Scaling(1.0), Card("T", {}, ()), TaskSpec("segmentation")
     )
     np.save(tmp_path / "two.npy", np.random.default_rng(0).random((2, 1, 8, 8), dtype=np.float32))
     where = ["--masks", str(tmp_path / "masks"), "--report", str(tmp_path / "report.html")]

@@ -201,11 +201,6 @@ def test_a_value_of_another_type_is_refused(changes: dict[str, Any]) -> None:
         ClientSettings.from_node_config({**FULL.to_node_config(), **changes})
 
 
-def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/ward")
-    assert ClientSettings.from_node_config({"client-id": "a", "state-dir": "~/a"}).folder == Path("/home/ward/a")
-
-
 @pytest.mark.parametrize("client_id", ["a", "7", "Ward_7.left-B", "a" * 64])
 def test_names_that_are_folders_everywhere(client_id: str) -> None:
     assert ClientSettings(client_id).folder.name == client_id

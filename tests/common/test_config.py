@@ -354,7 +354,9 @@ def test_a_schedule_needs_rounds() -> None:
     [({"novel": 90}, 1, 0), ({"novel": 50, "strategy": "fedavg", "clients": 4, "secure_aggregation": True}, 3, 2)],
 )
 def test_some_clients_must_be_left_to_train(overrides: dict[str, Any], least: int, found: int) -> None:
-    with pytest.raises(ConfigError, match=f"^novel: expected at least {least} of . clients to train, found {found}$"):
+    with pytest.raises(
+        ConfigError, match=f"^clients, novel: expected at least {least} of . clients to train, found {found}$"
+    ):
         load_run_config(None, {"clients": 2, "cohort": 2} | overrides)
 
 

@@ -27,7 +27,7 @@ def pool(classes: int = 10, sizes: tuple[int, int, int] = (400, 100, 100)) -> Po
     """Return a pool with `sizes` examples of each class in its three portions."""
     train, val, test = (portion(size, classes) for size in sizes)
     names = tuple(str(label) for label in range(classes))
-    return Pool("pool", train, val, test, names, Scaling())
+    return Pool("pool", train, val, test, names, Scaling(1.0))
 
 
 def deal(data: Pool, split: str, clients: int, **values: float) -> Deal:

@@ -57,10 +57,10 @@ def test_order_is_kept_between_images_and_arrays(tmp_path: Path) -> None:
 
 def test_images_get_the_size_and_the_channels_of_the_model(tmp_path: Path) -> None:
     Image.new("RGBA", (12, 8), (255, 0, 0, 255)).save(tmp_path / "red.png")
-    values = read(tmp_path / "red.png", scaling=Scaling()).values
+    values = read(tmp_path / "red.png", scaling=Scaling(1.0)).values
     assert values.shape == (1, *SHAPE)
     assert values[0, 0].eq(1).all() and values[0, 1:].eq(0).all()
-    grey = read(tmp_path / "red.png", shape=(1, 4, 6), scaling=Scaling()).values
+    grey = read(tmp_path / "red.png", shape=(1, 4, 6), scaling=Scaling(1.0)).values
     torch.testing.assert_close(grey, torch.full((1, 1, 4, 6), 76 / 255))
 
 

@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -91,14 +92,17 @@ def test_nodes_that_keep_no_secrets_refuse_secure_aggregation(tmp_path: Path) ->
     assert "keeps no secrets between" in str(reply.error.reason)
 
 
-def test_a_named_node_with_a_number_takes_its_part_of_the_data(tmp_path: Path) -> None:
+def test_a_named_node_with_a_number_takes_its_part_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell has read its node config, so `~` is the home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     own: dict[str, Any] = {
         "client-id": "a",
         "data": "digits",
-        "state-dir": str(tmp_path),
+        "state-dir": "~/ward",
         "partition-id": 1,
         "num-partitions": 4,
     }
     reply = client(Message(pack(Greeting("1")), 9, Greeting.message_type), Context(1, 9, own, RecordDict(), {}))
     assert unpack(Introduction, reply.content).train_examples < 300  # of 1,079
+    assert (tmp_path / "ward").is_dir()

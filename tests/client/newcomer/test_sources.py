@@ -75,7 +75,7 @@ def test_tables_with_and_without_labels_are_read_by_the_servers_schema(tmp_path:
     labelled = [f"{row},{index % 3 % 2}" for index, row in enumerate(rows)]
     (tmp_path / "labelled.csv").write_text("\n".join(["age,sex,ill", *labelled]))
     schema = read_schema(SCHEMA, "here")
-    made = replace(offer(shape=(schema.width,)), num_classes=2, scaling=Scaling(), schema=schema.text)
+    made = replace(offer(shape=(schema.width,)), num_classes=2, scaling=Scaling(1.0), schema=schema.text)
     inputs = torch.from_numpy(schema.inputs(read_cells(tmp_path / "bare.csv"), "here"))
     assert inputs[:, 0].numpy() == pytest.approx((ages - 50) / 10, abs=1e-5), "not by these rows' own mean"
     for spec in (DataSpec(str(tmp_path / "bare.csv")), DataSpec(str(tmp_path / "labelled.csv"), label="ill")):

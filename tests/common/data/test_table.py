@@ -67,14 +67,20 @@ def test_one_wrong_cell_does_not_outweigh_all_others(tmp_path: Path) -> None:
     column = {"name": "age", "kind": "number", "mean": 60.0, "std": 10.0}
     schema = load_schema(schema_file(tmp_path, columns=[column]))
     assert schema.inputs(ages, "t").tolist() == [[0, 0], [FARTHEST, 0], [-FARTHEST, 0], [0, 1]]
-    bare = load_schema(schema_file(tmp_path, columns=[{"name": "age", "kind": "number"}]))
-    assert bare.inputs({"age": ["60"]}, "t").tolist() == [[60, 0]]
+    for scale in ({}, {"std": 1.0}, {"mean": 0.0, "std": 1.0}):
+        bare = load_schema(schema_file(tmp_path, columns=[{"name": "age", "kind": "number", **scale}]))
+        assert bare.inputs({"age": ["60"]}, "t").tolist() == [[60, 0]]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_cells_stand_between_commas_semicolons_or_tabs(tmp_path: Path, delimiter: str) -> None:
     (tmp_path / "t.csv").write_text(delimiter.join(["age", "a long name"]) + "\n" + delimiter.join(["60", "x"]) + "\n")
     assert read_cells(tmp_path / "t.csv") == {"age": ["60"], "a long name": ["x"]}
+
+
+def test_a_name_in_quotes_says_nothing_of_what_stands_between_cells(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('"dose; mg; ml",age\n5,60\n')
+    assert read_cells(tmp_path / "t.csv") == {"dose; mg; ml": ["5"], "age": ["60"]}
 
 
 def test_what_else_is_missing_is_said_by_the_schema(tmp_path: Path) -> None:

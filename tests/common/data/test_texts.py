@@ -120,4 +120,4 @@ def test_what_is_no_model_of_texts_takes_no_texts(tmp_path: Path) -> None:
     path = tmp_path / "new.txt"
     path.write_text(GOOD)
     with pytest.raises(DataError, match="the model was not trained on texts"):
-        list(read_inputs([path], (4,), Scaling()))
+        list(read_inputs([path], (4,), Scaling(1.0)))

@@ -75,7 +75,7 @@ def test_the_network_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.Monke
     module = network(SPECS["mlp"])
     first = next(module.parameters())
     before = first.detach().clone()
-    write_model(tmp_path / "m", module, SPECS["mlp"], NAMES, Scaling(), CARD)
+    write_model(tmp_path / "m", module, SPECS["mlp"], NAMES, Scaling(1.0), CARD)
     assert module.training
     assert first.requires_grad
     assert torch.equal(first, before)
@@ -85,7 +85,7 @@ def test_without_the_extra_there_is_no_onnx_and_the_card_does_not_name_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
-    files = write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(), CARD)
+    files = write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
     assert "model.onnx" not in files
     readme = (tmp_path / "m" / "README.md").read_text()
     assert "onnx" not in readme
@@ -105,14 +105,14 @@ def test_onnx_that_computes_something_else_is_not_left(tmp_path: Path, monkeypat
     pytest.importorskip("onnxruntime", reason="extra export")
     monkeypatch.setattr(export, "LARGEST_DIFFERENCE", -1.0)
     with pytest.raises(ModelError, match=r"model.onnx: expected torch's logits"):
-        write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(), CARD)
+        write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_with_files_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
     with pytest.raises(ConfigError, match="new or empty folder"):
-        write_model(tmp_path, network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(), CARD)
+        write_model(tmp_path, network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -127,14 +127,14 @@ def test_a_network_that_cannot_be_traced_is_an_error_and_leaves_nothing(tmp_path
             return logits if float(logits.detach().sum()) > 0 else -logits
 
     with pytest.raises(ModelError, match=r"torch.export cannot trace it"):
-        write_model(tmp_path / "m", Moody(), SPECS["mlp"], NAMES, Scaling(), CARD)
+        write_model(tmp_path / "m", Moody(), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
-    write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(), CARD)
+    write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
     return tmp_path / "m"
 
 
@@ -173,7 +173,7 @@ def test_a_foreign_network_that_is_none_or_another_is_told(tmp_path: Path, outpu
     pytest.importorskip("onnxruntime", reason="extra export")
     for name, classes in (("m", 3), ("other", 2)):
         spec = ModelSpec("mynets:make", "M", (5,), classes)
-        write_model(tmp_path / name, nn.Sequential(nn.Linear(5, classes)), spec, NAMES[:classes], Scaling(), CARD)
+        write_model(tmp_path / name, nn.Sequential(nn.Linear(5, classes)), spec, NAMES[:classes], Scaling(1.0), CARD)
     onnx = tmp_path / "m" / "model.onnx"
     onnx.write_bytes((tmp_path / "other" / "model.onnx").read_bytes() if outputs else b"garbage")
     with pytest.raises(
@@ -197,7 +197,7 @@ def test_an_architecture_of_a_users_own_goes_through_onnx(tmp_path: Path) -> Non
     pytest.importorskip("onnxruntime", reason="extra export")
     spec = ModelSpec("mynets:make", "M", (5,), 3)
     module = nn.Sequential(nn.Linear(5, 3))
-    write_model(tmp_path / "m", module, spec, NAMES, Scaling(), CARD)
+    write_model(tmp_path / "m", module, spec, NAMES, Scaling(1.0), CARD)
     _, logits = read_model(tmp_path / "m")
     inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32))
     torch.testing.assert_close(logits(inputs), module(inputs).detach(), rtol=1e-5, atol=1e-5)

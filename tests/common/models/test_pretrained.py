@@ -117,7 +117,7 @@ def test_peft_loads_an_exported_adapter(
             parameter.add_(0.1 * torch.randn_like(parameter))
     expected = module(inputs := images() if kind == "image" else texts())
     card = Card("A model", {}, ())
-    files = write_model(tmp_path / "out", module, spec(where, shape), ("a", "b", "c"), Scaling(), card)
+    files = write_model(tmp_path / "out", module, spec(where, shape), ("a", "b", "c"), Scaling(1.0), card)
     assert "adapter" in files
     assert ("model.onnx" in files) == (find_spec("onnxruntime") is not None)  # it is checked against torch
     model = peft.PeftModel.from_pretrained(loaded(TRANSFORMERS[kind], where), tmp_path / "out" / "adapter").eval()

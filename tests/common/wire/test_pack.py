@@ -140,7 +140,7 @@ MESSAGES: list[Any] = [
     FitOrder(**vars(dataclasses.replace(TRAIN, weights=Weights(TWO, VALUES))), fit=FIT),
     FitResult(1.5, Weights(TWO, VALUES), 0.125, version="0a1b", gamma=Weights(ONE, VALUES[:3])),
     OFFER,
-    dataclasses.replace(OFFER, expected="", scaling=Scaling()),
+    dataclasses.replace(OFFER, expected="", scaling=Scaling(1.0)),
     Description("M", "0a1b", Weights(ONE, VALUES[:3])),
     Delivery(Weights(TWO, VALUES)),
     dataclasses.replace(OFFER, shares=(0.25, 1.0)),

@@ -158,7 +158,7 @@ def test_files_that_do_not_belong_together_are_refused(files: Certificates) -> N
 def test_a_certificate_of_ones_own_ca_needs_no_loopback_name(
     files: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hyperbloom.server.access.certificates._ALWAYS", ())
+    monkeypatch.setattr("hyperbloom.server.access.certificates.ALWAYS", ())
     init(files.folder, ["gpu-box.example"], days=30, force=True)
     assert "127.0.0.1" not in check(files)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.server.access.certificates import init, own_addresses
+from hyperbloom.server.access.certificates import init, own_addresses, renew
 from hyperbloom.server.grids import fleet
 from hyperbloom.server.grids.fleet import Machines
 
@@ -27,5 +27,11 @@ def test_clients_dial_the_name_that_the_certificate_was_made_for(tmp_path: Path)
     named = Machines(host="0.0.0.0", port=9092, certs=tmp_path / "named")
     assert named.address == "fed.hospital.example:9092"
     init(tmp_path / "own", own_addresses())
+    machines = Machines(host="0.0.0.0", port=9092, certs=tmp_path / "own")
     (*_, first) = [*own_addresses(), socket.gethostname()][:1]
-    assert Machines(host="0.0.0.0", port=9092, certs=tmp_path / "own").address == f"{first}:9092"
+    assert machines.address == f"{first}:9092"
+    renew(tmp_path / "own", ["10.255.255.1"], 9)  # such as an address of yesterday
+    if own_addresses():
+        assert machines.address == f"{first}:9092"
+    renew(tmp_path / "own", ["*.example.org", "fed.example.org"], 9)
+    assert machines.address == "fed.example.org:9092"
