@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -18,9 +18,10 @@ from hyperbloom.client.work.masks import confirm, deal_shares, make_keys, train_
 from hyperbloom.client.work.reference import keep_reference, represent
 from hyperbloom.client.work.together import train_together
 from hyperbloom.client.work.training import fit, train
-from hyperbloom.common.errors import HyperbloomError, attempt
+from hyperbloom.common.errors import HyperbloomError, RefusedError, attempt
 from hyperbloom.common.wire import exchanges
 from hyperbloom.common.wire.masks import ConfirmOrder, KeysOrder, MaskedOrder, SharesOrder, UnmaskOrder
+from hyperbloom.common.wire.newcomers import Offer
 from hyperbloom.common.wire.orders import (
     CompareOrder,
     EvaluateOrder,
@@ -34,6 +35,11 @@ from hyperbloom.common.wire.orders import (
 from hyperbloom.common.wire.pack import FAILED, pack, unpack, unpack_answer, weigh
 
 log = logging.getLogger("hyperbloom.client")
+
+
+def _decline(client: Client, offer: Offer) -> NoReturn:
+    raise RefusedError("this server gives models on demand: flower-client join")
+
 
 HANDLERS: dict[type[Order], Callable[[Client, Any], Any]] = {
     Greeting: introduce,
@@ -51,6 +57,7 @@ HANDLERS: dict[type[Order], Callable[[Client, Any], Any]] = {
     UnmaskOrder: unmask,
     EvaluateOrder: evaluate_order,
     CompareOrder: compare,
+    Offer: _decline,
 }
 """The handler of each kind of order, which returns the order's `answer`."""
 

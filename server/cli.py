@@ -116,7 +116,10 @@ def _run(ctx: click.Context, flags: dict[str, Any]) -> int:
         with terminate_as_interrupt():
             _start(ctx, flags)
     except KeyboardInterrupt:
-        print("flower-server: stopped; the run folder holds what was done; --resume goes on with it", file=sys.stderr)
+        print(
+            "flower-server: stopped; --resume goes on from the last round, and report shows what was done",
+            file=sys.stderr,
+        )
         return 130
     return 0
 

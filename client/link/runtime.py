@@ -18,7 +18,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from hyperbloom.client.link import internals as flower
 from hyperbloom.client.link.connection import WAIT_S, Connection
 from hyperbloom.client.link.pacer import Pacer
-from hyperbloom.client.link.server import FOR_NOW, REASONS, Link, explanation, refusal, speaks_tls
+from hyperbloom.client.link.server import FOR_NOW, REASONS, UNKNOWN_NODE, Link, explanation, refusal, speaks_tls
 from hyperbloom.common.errors import RefusedError
 from hyperbloom.common.program.importing import describe
 from hyperbloom.common.program.signals import terminate_as_interrupt
@@ -64,6 +64,8 @@ def _serve(link: Link, app: App, node_config: dict[str, Any]) -> bool:
         try:
             connection.open()
         except grpc.RpcError as error:
+            if link.key is None and UNKNOWN_NODE in str(error):
+                return False  # it has registered with the server before this one
             raise explanation(link, error) from None
         log.info("connected to %s as node %d", link.address, connection.node_id)
         _answer_orders(app, node_config, connection)

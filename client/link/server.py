@@ -18,6 +18,8 @@ _NAME = (
     "(flower-server certs renew --host NAME_OR_IP)"
 )
 
+UNKNOWN_NODE = "Failed to activate SuperNode"
+
 REASONS = {
     "certificate has expired": "its certificate has expired; whoever runs it can make a new one "
     "(flower-server certs renew)",
@@ -29,7 +31,7 @@ REASONS = {
     "WRONG_VERSION_NUMBER": "it does not speak TLS; is it the Fleet port, and was the server started with --insecure?",
     "Invalid signature": "it refuses signatures that name the CA of --root-certificates; get the ca.pem of this server "
     "from whoever runs it, or say --stock-superlink if they tell you that it is Flower's own SuperLink",
-    "Failed to activate SuperNode": "it does not know this client's key (flwr supernode register), or still waits for "
+    UNKNOWN_NODE: "it does not know this client's key (flwr supernode register), or still waits for "
     "the last session of this client, for a minute",
     "Invalid SuperNode authentication": "it refuses this client's signature; is this machine's clock right?",
     "Trying to connect an http1.x server": "it speaks HTTP, not gRPC; is it a SuperLink that needs --http?",

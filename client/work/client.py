@@ -96,7 +96,7 @@ class Client:
             first = self._handed = self._handed or wanted
             if own is None and (why := difference(first.scaled(wanted.scales), wanted)):
                 raise DataError(f"the server has handed out another schema before: {why}; start the client anew")
-            if wanted == self.schema:
+            if wanted == self.schema and self.settings.source.schema is not None:
                 return
             if own is not None and (why := difference(wanted, own.scaled(wanted.scales))):
                 raise DataError(f"--schema: not the server's: {why}")

@@ -1,9 +1,12 @@
 """How a page is served: read-only, in a process of its own, to one machine unless another address is named."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +25,8 @@ from hyperbloom.common.errors import ConnectionFailed, HyperbloomError
 from hyperbloom.common.program.plain import is_loopback, listening_at
 
 ENDS_WITHIN_S = 5.0  # else the page's process is killed
+PARENT = "HYPERBLOOM_PAGE_OF"
+"""Environment variable of a page's process: the process with whose end it ends."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; "
@@ -66,6 +71,8 @@ def serve_at(address: str, application: Callable[[str], Starlette], say: Callabl
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConnectionFailed(f"--web {address}: cannot listen there: {error.strerror or error}") from None
+    if parent := os.environ.get(PARENT):
+        threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     with listening:
         shown = f"[{host}]" if ":" in host else host
         say(f"live page: http://{shown}:{listening.getsockname()[1]}/")
@@ -73,6 +80,13 @@ def serve_at(address: str, application: Callable[[str], Starlette], say: Callabl
         how: dict[str, Any] = {"loop": "asyncio", "log_level": "warning", "access_log": False}
         config = uvicorn.Config(application(host), timeout_graceful_shutdown=1, **how)
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended, which may have been killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
@@ -85,6 +99,7 @@ def serve_in_child(command: Sequence[str], address: str) -> Iterator[str]:
     listening_at("--web", address)
     child = subprocess.Popen(
         [sys.executable, "-m", *command, "--web", address],
+        env={**os.environ, PARENT: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -15,10 +15,11 @@ from hyperbloom.client.app import HANDLERS, app, serve, train_all
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire.newcomers import Delivery, Offer
+from hyperbloom.common.wire.newcomers import Delivery
 from hyperbloom.common.wire.orders import Failed, Greeting, Introduction, Notice, Order, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack_answer
 
+from .newcomer.offers import offer
 from .orders import Worker, change, train_order
 
 NODE = 5
@@ -49,9 +50,9 @@ def subclasses(kind: type) -> set[type]:
 
 
 def test_there_is_a_handler_for_every_order() -> None:
-    """Those of newcomers are for another app."""
+    """What is delivered to newcomers is for another app."""
     kinds = {kind for kind in subclasses(Order) - {Order} if kind.__module__.startswith(("hyperbloom.", "figures."))}
-    assert kinds == {*HANDLERS, Offer, Delivery}
+    assert kinds == {*HANDLERS, Delivery}
     assert len({kind.message_type for kind in HANDLERS}) == len(HANDLERS)
 
 
@@ -63,6 +64,11 @@ def test_an_order_gets_its_answer(make_worker: MakeWorker) -> None:
     assert isinstance(result, TrainResult) and result.weights is not None
     assert torch.equal(result.weights.values, worker.answer(train_order(reply="weights")).weights.values)
     assert ask(worker, Notice("finished", "done")) == Notice("finished", "done")
+
+
+def test_a_client_at_a_server_of_models_on_demand_is_told_what_to_run(make_worker: MakeWorker) -> None:
+    answer = ask(make_worker("ward-7"), offer())
+    assert answer == Failed(Reason.FAILED, "this server gives models on demand: flower-client join")
 
 
 def test_an_order_that_cannot_be_carried_out_is_answered_with_a_reason(

@@ -614,10 +614,8 @@ def test_ctrl_c_ends_with_130(
 
     monkeypatch.setattr(engine, "inline_grid", interrupted)
     assert main(["--engine", "inline", "--run-dir", str(tmp_path / "run")]) == 130
-    assert (
-        capsys.readouterr().err
-        == "flower-server: stopped; the run folder holds what was done; --resume goes on with it\n"
-    )
+    told = "flower-server: stopped; --resume goes on from the last round, and report shows what was done\n"
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +26,7 @@ from hyperbloom.client.link import runtime
 from hyperbloom.client.link.runtime import _answer_orders, retries_of, run_client
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.errors import ConnectionFailed, RefusedError
+from hyperbloom.common.secrecy.keys import make_key
 from hyperbloom.common.wire.orders import Greeting, Notice
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.access.certificates import init
@@ -370,6 +372,18 @@ def test_a_lost_connection_is_opened_again_after_a_while(
     assert len(long) == 2
     assert all(5 <= wait <= 10 for wait in long)
     assert [record.getMessage()[:33] for record in caplog.records] == ["connection lost; connecting again"] * 2
+
+
+def test_a_server_that_began_between_two_calls_is_greeted_anew(connect: Callable[..., Any]) -> None:
+    """It does not know the node that the one before it has registered. A client with a key is refused."""
+    unknown = Lost(grpc.StatusCode.FAILED_PRECONDITION, "[ApiError:2004] Failed to activate SuperNode")
+    server = FakeServer(notice("finished"))
+    links = connect(unknown, server)
+    run_client(LINK, app_that(lambda message, context: message), {})
+    assert len(links) == 2 and server.sent
+    connect(unknown)
+    with pytest.raises(ConnectionFailed, match="it does not know this client's key"):
+        run_client(replace(LINK, key=make_key()), NOTHING, {})
 
 
 def test_a_session_that_cannot_be_opened_says_what_may_be_wrong(connect: Callable[..., Any]) -> None:

@@ -130,6 +130,14 @@ def test_a_table_that_does_not_fit_stays_as_it_was_and_the_server_learns_nothing
     assert (worker.input_shape, Client(settings).input_shape) == (before, before)
 
 
+def test_the_site_whose_table_the_schema_is_proposed_from_joins_as_well(tmp_path: Path) -> None:
+    settings = ClientSettings("a", DataSpec(table(tmp_path), label="ill"), "cpu", state_dir=tmp_path / "a")
+    worker = Client(settings)
+    assert worker.schema is not None
+    told = introduce(worker, Greeting("1", schema=worker.schema.text))
+    assert told.schema == worker.schema.text and settings.schema_file.exists()
+
+
 def test_a_schema_of_the_users_own_must_be_the_servers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "own.json").write_text(SCHEMA)
     spec = DataSpec(table(tmp_path), schema=tmp_path / "own.json")

@@ -1,7 +1,10 @@
 """How pages are served: by a process that ends, and to whom."""
 
 import asyncio
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -36,6 +39,28 @@ def test_a_page_that_says_much_goes_on_and_one_that_does_not_end_is_killed(
         assert line == "live page: http://here"
         while not (tmp_path / "said").exists():
             time.sleep(0.01)
+
+
+ORPHANED = """
+import os, sys, time
+from hyperbloom.common.pages.serving import serve_in_child
+with serve_in_child(["hyperbloom.server", "watch", sys.argv[1]], "0") as line:
+    print(line, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_page_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    """Else it keeps the port, and the run cannot go on there."""
+    (tmp_path / "config.yaml").write_text("strategy: local")
+    done = subprocess.run([sys.executable, "-c", ORPHANED, str(tmp_path)], capture_output=True, text=True)
+    page = done.stdout.split()[-1]
+    assert done.returncode == -9 and page.startswith("http://127.0.0.1:")
+    with suppress(httpx.TransportError):
+        while True:
+            httpx.get(page, timeout=5)
+            time.sleep(0.1)
 
 
 @pytest.mark.parametrize(
