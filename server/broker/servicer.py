@@ -63,9 +63,8 @@ class Fleet(flower.FleetServicer):
             if len(self._replies) > MOST_REPLIES:  # the oldest was abandoned long ago
                 self._replies.pop(next(iter(self._replies)), None)
             run_id, session = request.messages_list[0].metadata.run_id, response.session_id
-            for name in [
-                each for each in dict.fromkeys(response.objects_to_push) if each in enclosed
-            ]:  # as if by a call each
+            wanted = dict.fromkeys(response.objects_to_push)  # a tree may name an object twice
+            for name in [each for each in wanted if each in enclosed]:  # stored as if pushed by calls
                 response.objects_to_push.remove(name)
                 about = {"run_id": run_id, "session_id": session, "object_id": name}
                 self.PushObject(flower.PushObjectRequest(**about, object_content=enclosed.pop(name)), context)

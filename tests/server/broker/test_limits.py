@@ -14,6 +14,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.inflatable.inflatable_object import get_object_tree, iterate_object_tree
 
+from hyperbloom.common.enclosed import enclose
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.broker import limits as superlink_limits
 from hyperbloom.server.broker import servicer as superlink_servicer
@@ -246,3 +247,16 @@ def test_an_order_has_its_own_parts_whatever_a_client_has_announced(link: Link) 
     assert all(link.store.get(part) for part in parts), "the reply's end takes nothing from the order"
     link.store.delete(name)
     assert not parts & set(link.store.store)
+
+
+def test_an_enclosed_object_that_a_tree_names_twice_breaks_no_call(link: Link) -> None:
+    part, root = record(600), _id(b"root")
+    tree = ObjectTree(object_id=root, children=[ObjectTree(object_id=_id(part)), ObjectTree(object_id=_id(part))])
+    about = {"message_id": root, "reply_to_message_id": link.order(), "message_type": "train"}
+    ends = {"run_id": link.run.run_id, "src_node_id": link.node, "dst_node_id": 1}
+    metadata = Metadata(**about, **ends, created_at=time.time(), ttl=10)
+    message = ProtoMessage(metadata=metadata, content=ProtoRecordDict())
+    enclose(message, [(_id(part), part)])
+    told = {"node": Node(node_id=link.node), "messages_list": [message], "message_object_trees": [tree]}
+    answer = link.fleet.PushMessages(PushMessagesRequest(**told), None)
+    assert root in answer.objects_to_push
