@@ -332,9 +332,7 @@ def _check_combinations(config: RunConfig) -> None:
             raise ConfigError(f"strategy, baselines: expected a name or package.module:Class, found {name!r}")
     training = config.clients - math.ceil(config.clients * config.novel / 100)
     if training < (least := FEWEST_CLIENTS if config.secure_aggregation else 1):
-        raise ConfigError(
-            f"clients, novel: expected at least {least} of {config.clients} clients to train, found {training}"
-        )
+        raise ConfigError(f"clients, novel: expected at least {least} clients that train, found {training}")
     last, parts = config.part(config.clients)
     if last > parts:
         raise ConfigError(f"data.parts: expected at least data.first + clients = {last}, found {parts}")

@@ -355,7 +355,7 @@ def test_a_schedule_needs_rounds() -> None:
 )
 def test_some_clients_must_be_left_to_train(overrides: dict[str, Any], least: int, found: int) -> None:
     with pytest.raises(
-        ConfigError, match=f"^clients, novel: expected at least {least} of . clients to train, found {found}$"
+        ConfigError, match=f"^clients, novel: expected at least {least} clients that train, found {found}$"
     ):
         load_run_config(None, {"clients": 2, "cohort": 2} | overrides)
 
