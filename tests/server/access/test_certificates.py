@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import PrivateFormat
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.secrecy.keys import make_key, write_private_key
+from hyperbloom.server.access import certificates
 from hyperbloom.server.access.certificates import (
     Certificates,
     check_files,
@@ -137,6 +138,20 @@ def test_an_expired_certificate_is_refused_before_a_start(files: Certificates) -
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
         shake_hands(files, files.ca, "localhost")
     assert "EXPIRED until" in describe(files.folder)[1]
+
+
+@pytest.mark.parametrize(("days", "wrong"), [(4000, "has expired on"), (-2, "holds from .* on only; is this machine")])
+def test_clocks_and_the_cas_certificate_count_too(
+    files: Certificates, monkeypatch: pytest.MonkeyPatch, days: int, wrong: str
+) -> None:
+    """Clients check both certificates; a clock that is half an hour late is no reason to refuse them."""
+    made = dt.datetime.now(dt.UTC)
+    renew(files.folder, [], days=5000)
+    monkeypatch.setattr(certificates, "_now", lambda: made - dt.timedelta(minutes=30))
+    check(files)
+    monkeypatch.setattr(certificates, "_now", lambda: made + dt.timedelta(days=days))
+    with pytest.raises(ConfigError, match=rf"{'ca' if days > 0 else 'server'}\.pem {wrong}"):
+        check(files)
 
 
 def test_files_that_do_not_belong_together_are_refused(files: Certificates) -> None:

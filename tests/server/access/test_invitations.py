@@ -1,6 +1,7 @@
 """Invitations: who may use one, how often, and how long."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,39 @@ def test_a_token_is_not_spent_on_a_name_that_is_taken(files: Certificates) -> No
         invitations.redeem(token.secret, "ward-7", key())
     assert registry.clients()["ward-7"].public_key == mine
     invitations.redeem(token.secret, "ward-8", key())
+
+
+def test_a_token_that_two_show_at_once_lets_one_in(files: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+    invitations, real, others, told = Invitations(files), ClientRegistry.add, list[threading.Thread](), list[str]()
+    token = invitations.invite(None, 1, 60)
+
+    def second() -> None:
+        try:
+            invitations.redeem(token.secret, "late", key())
+        except ConfigError as error:
+            told.append(str(error))
+
+    def add(registry: ClientRegistry, name: str, public: str) -> None:
+        if not others:
+            others.append(threading.Thread(target=second))
+            others[0].start()
+            others[0].join(0.2)  # it waits for the first
+        real(registry, name, public)
+
+    monkeypatch.setattr(ClientRegistry, "add", add)
+    invitations.redeem(token.secret, "early", key())
+    others[0].join(30)
+    assert set(ClientRegistry(files.clients).clients()) == {"early"} and told == ["its token was used before"]
+
+
+def test_nobody_is_invited_under_no_name_or_to_a_server_without_a_ca(files: Certificates) -> None:
+    invitations = Invitations(files)
+    with pytest.raises(ConfigError, match="NAME: expected 1 to 64 letters"):
+        invitations.invite("../ward-7", 1, 60)
+    files.ca.unlink()
+    with pytest.raises(ConfigError, match=r"ca\.pem: expected one certificate, the CA's"):
+        invitations.invite("ward-7", 1, 60)
+    assert not invitations.path.exists()
 
 
 def test_an_invitation_is_taken_back_and_old_ones_are_forgotten(files: Certificates) -> None:
