@@ -87,8 +87,9 @@ def read_config(folder: Path, own_code: bool = True) -> RunConfig:
     if not path.is_file():
         raise ConfigError(f"expected the folder of a run, found no {path}")
     config = load_run_config(path, {})
-    words = _words(config.model_dump(exclude={"adapt": True, "compression": True, "data": _PLAIN}))
-    named = [] if own_code else [name for name in words if ":" in name and not name.startswith("hf:")]
+    plain = _PLAIN | ({"name"} if config.data.name.startswith("hf:") else set())  # a strategy so named is code
+    words = _words(config.model_dump(exclude={"adapt": True, "compression": True, "data": plain}))
+    named = [] if own_code else [name for name in words if ":" in name]
     if named:
         raise ConfigError(f"{path}: names code of its own, {named[0]!r}; if you trust this folder, add --own-code")
     return config

@@ -19,6 +19,10 @@ NAMED = [
     {"models": ("mlp", "evil:net")},
     {"model": "evil:net"},
     {"strategy": "fedhenn", "options": {"rad": "evil:data"}},
+    {"data": DataConfig(name="evil:data")},
+    {"backbone": "evil:net"},
+    {"strategy": "hf:Strategy"},  # of a data set alone does this say a hub
+    {"strategy": "pfedhn", "model": "hf:net", "data": DataConfig(name="hf:ylecun/mnist")},
 ]
 
 
@@ -34,7 +38,7 @@ def folder_of(path: Path, config: RunConfig) -> Path:
 def test_code_that_a_folder_names_is_refused_until_it_is_accepted(tmp_path: Path, values: dict[str, object]) -> None:
     config = RunConfig(**values)  # type: ignore[arg-type]
     run = folder_of(tmp_path / "run", config)
-    with pytest.raises(ConfigError, match=r"names code of its own, 'evil:\w+'; if you trust this folder"):
+    with pytest.raises(ConfigError, match=r"names code of its own, '(evil|hf):\w+'; if you trust this folder"):
         read_config(run, own_code=False)
     assert read_config(run, own_code=True) == config
 
@@ -44,8 +48,15 @@ def test_a_codec_is_no_code(tmp_path: Path) -> None:
     assert read_config(run, own_code=False).compression == "top-k:0.1"
 
 
-def test_a_column_or_a_path_with_a_colon_is_no_code(tmp_path: Path) -> None:
-    data = DataConfig(root="C:/data", label="lab:dx", owner="of:whom", group="of:one", schema_file="C:/schema.json")
+def test_a_data_set_of_a_hub_a_column_or_a_path_with_a_colon_is_no_code(tmp_path: Path) -> None:
+    data = DataConfig(
+        name="hf:ylecun/mnist?label=digit",
+        root="C:/data",
+        label="lab:dx",
+        owner="of:whom",
+        group="of:one",
+        schema_file="C:/schema.json",
+    )
     run = folder_of(tmp_path / "run", RunConfig(data=data))
     assert read_config(run, own_code=False).data == data
 
