@@ -163,7 +163,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         key = self._caller(details.invocation_metadata, context)
         name = flower.get_metadata_str(details.invocation_metadata, PROCESS)
         if name and self._keys is not None:
-            self._claim(key, name[:64], context)
+            self._claim(key, name, context)
         self._connections.served(context.peer())
         handler = continuation(details)
         if handler is None:

@@ -28,7 +28,10 @@ from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.superlink.federation import NoOpFederationManager
 
 from hyperbloom.common.enclosed import PROCESS, TAKEN
+from hyperbloom.common.secrecy import token
 from hyperbloom.common.secrecy.keys import BoundKey, fingerprint, make_key, public_pem
+from hyperbloom.server.access.certificates import Certificates, init
+from hyperbloom.server.access.invitations import Invitations
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker import door as superlink_door
 from hyperbloom.server.broker.door import UPLOAD, Door, Keys
@@ -102,7 +105,9 @@ class House:
         self.state = factory.state()
         self.keys = Keys(self.state, [self.registry])
         self.connections = Connections()
-        self.door = Door(factory, None if is_open else self.keys, self.connections, "SHA256:here")
+        self.invitations = Invitations(Certificates(folder))
+        keys = None if is_open else self.keys
+        self.door = Door(factory, keys, self.connections, "SHA256:here", self.invitations)
 
     def add(self, name: str) -> Key:
         """Return the key of a client that is added to the file now."""
@@ -162,11 +167,10 @@ def pull(node: int) -> PullMessagesRequest:
     return PullMessagesRequest(node=Node(node_id=node))
 
 
-def reply(node: int, sender: int) -> PushMessagesRequest:
-    """Return a reply that a node pushes."""
-    return PushMessagesRequest(
-        node=Node(node_id=node), messages_list=[Message(metadata=Metadata(src_node_id=sender, message_id="m"))]
-    )
+def reply(node: int, *senders: int) -> PushMessagesRequest:
+    """Return replies that a node pushes, in the names of senders."""
+    messages = [Message(metadata=Metadata(src_node_id=sender, message_id="m")) for sender in senders]
+    return PushMessagesRequest(node=Node(node_id=node), messages_list=messages)
 
 
 def test_a_key_in_the_file_comes_in_under_its_name(house: House) -> None:
@@ -324,9 +328,10 @@ def test_a_key_opens_its_own_node_only(house: House, caplog: pytest.LogCaptureFi
 def test_a_reply_is_its_senders_own(house: House) -> None:
     key, victim = house.add("ward-7"), house.add("ward-8")
     node, other = house.activate(key), house.activate(victim)
-    with pytest.raises(Aborted) as caught:
-        house.call(reply(node, other), key)
-    assert caught.value.args == (DENIED, "a reply in another client's name")
+    for senders in ((other,), (node, other)):
+        with pytest.raises(Aborted) as caught:
+            house.call(reply(node, *senders), key)
+        assert caught.value.args == (DENIED, "a reply in another client's name")
 
 
 def test_who_comes_back_with_its_key_after_a_crash_comes_in_at_once(house: House) -> None:
@@ -358,6 +363,42 @@ def test_a_key_is_one_processs_at_a_time(house: House, monkeypatch: pytest.Monke
     monkeypatch.setattr(superlink_door, "GONE_S", 0.0)  # its machine has lost its power
     assert poll("first", 3) == "answer"
     assert house.call(pull(node), key) == "answer"  # a stock SuperNode does not say which process it is
+
+
+def enrol(house: House, key: Key, shown: str, signer: Key | None = None) -> Any:
+    """Let the owner of a key call with a token; `signer` signs in its place."""
+    public, *signed = metadata(key)
+    signed = metadata(signer)[1:] if signer else signed
+    return house.send(Messages(), [public, *signed, (token.HEADER, shown)])
+
+
+def test_a_token_lets_a_key_in_that_has_signed_and_no_other(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    init(house.registry.path.parent, [])
+    secret, key, neighbour = house.invitations.invite("ward-7", 1, 60).secret, make_key(), house.add("ward-8")
+    refusals = {
+        f"{secret} ward-9": "its token is for a client of another name",
+        f"{secret} ../a": "its name: expected 1 to 64 letters",
+        secret: "its name: expected 1 to 64 letters",
+        "guessed ward-7": "its token is unknown",
+    }
+    for shown, why in refusals.items():
+        with pytest.raises(Aborted) as caught:
+            enrol(house, key, shown)
+        assert caught.value.args[0] == DENIED and caught.value.args[1].startswith(f"{token.REFUSED}{why}")
+    with pytest.raises(Aborted, match="Invalid signature"):  # whoever overhears a token has not the key
+        enrol(house, key, f"{secret} ward-7", signer=make_key())
+    assert set(house.names()) == {"ward-8"}
+    with pytest.raises(Aborted, match="expected a message"):  # it is in, and has said nothing
+        enrol(house, key, f"{secret} ward-7")
+    assert f"ward-7 has enrolled with a token; its key is {fingerprint(public_pem(key))}" in caplog.messages
+    assert set(house.names()) == {"ward-7", "ward-8"}
+    node = house.activate(key)
+    with pytest.raises(Aborted, match="its token was used before"):
+        enrol(house, make_key(), f"{secret} ward-7")
+    for known in (key, neighbour):  # who is known shows it in vain
+        with pytest.raises(Aborted, match="expected a message"):
+            enrol(house, known, f"{secret} ward-7")
+    assert house.call(pull(node), key) == "answer"
 
 
 def test_a_signature_counts_at_the_server_for_which_it_was_made(house: House) -> None:
@@ -527,6 +568,11 @@ def test_a_member_has_few_messages_under_way_and_they_end_in_time(
             messages.comes.set()
         assert [answer.result() for answer in answers] == ["answer"] * 2
     assert house.call(pull(node), key) == "answer", "its places are free again"
+    for context in contexts:
+        context.cancelled = False
+    house.door.cancel_overdue()
+    assert not any(context.cancelled for context in contexts), "what has come is not overdue"
+    assert not house.door._reading, "nothing is kept of keys that do not call, of which strangers can make many"
 
 
 def test_without_a_registry_every_key_is_a_client_of_its_own(tmp_path: Path) -> None:
