@@ -385,14 +385,6 @@ def test_a_checkpoint_with_other_files_or_numbers_is_left(
     assert said.endswith("going back to the one before")
 
 
-def test_a_run_with_a_symbolic_link_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "run" / "baselines").mkdir(parents=True)
-    (tmp_path / "run" / "baselines" / "local").symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="found the symbolic link"), locked(tmp_path / "run"):
-        raise AssertionError
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
 def test_a_run_without_checkpoints_leaves_none(tmp_path: Path) -> None:
     config = make_config("pfedhn-pc", checkpoint_every=0)
     begin(tmp_path, config)
