@@ -1,11 +1,16 @@
 """`flower-server certs` and `clients`: what they make, print and refuse."""
 
+import datetime as dt
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem, write_private_key
+from hyperbloom.common.secrecy.token import Token
+from hyperbloom.server.access.certificates import Certificates
+from hyperbloom.server.access.invitations import Invitations
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.cli import main
 
@@ -67,6 +72,12 @@ def test_the_folder_can_be_another_one(home: Path, monkeypatch: pytest.MonkeyPat
             "certs renew: certs: expected ca.pem and ca.key; put them back from where they are kept, or make a ",
         ),
         ("clients add a --public-key x", "clients add: --public-key: expected a file, found none at x"),
+        (
+            "clients invite a --expires 0m",
+            "clients invite: --expires: expected minutes, hours or days, such as 30m, 2h or 7d; found '0m'",
+        ),
+        ("clients invite a --uses 2", "clients invite: --uses: expected without NAME; a name is one client's"),
+        ("clients invite a", "clients invite: certs/ca.pem: expected one certificate, the CA's"),
         ("clients revoke a", "clients revoke: a: expected one of no clients in certs/clients.json"),
     ],
 )
@@ -90,6 +101,40 @@ def test_clients_are_added_listed_and_revoked(home: Path, capsys: pytest.Capture
         f"a  {fingerprint(keys[0])}  revoked {clients['a']['revoked']}",
         f"b  {fingerprint(keys[1])}  added {clients['b']['added']}",
     ]
+
+
+def test_the_printed_line_has_a_token_of_the_name_and_the_time(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certs", "init", "--host", "gpu-box"]) == 0
+    invitations, begun = Invitations(Certificates()), dt.datetime.now(dt.UTC).replace(microsecond=0)
+    capsys.readouterr()
+    for words, name, uses, minutes in (
+        ("ward-7 --expires 30m", "ward-7", 1, 30),
+        ("--uses 12 --expires 2h --port 9", "NAME", 12, 120),
+        ("ward-8 --expires 7d", "ward-8", 1, 7 * 24 * 60),
+    ):
+        assert main(["clients", "invite", *words.split()]) == 0
+        line = capsys.readouterr().out
+        port = 9 if "--port" in words else 9092
+        assert re.fullmatch(
+            rf"flower-client --server gpu-box:{port} --token HB1\.\S+ --client-id {name} --data WHAT\n", line
+        )
+        made = invitations.all()[-1]
+        assert (made.name or "NAME", made.uses) == (name, uses)
+        asked = dt.datetime.fromisoformat(made.until) - dt.timedelta(minutes=minutes)
+        assert begun <= asked <= dt.datetime.now(dt.UTC)
+    secret = Token.parse(line.split()[4]).secret
+    invitations.redeem(secret, "ward-8", public_pem(make_key()))
+    invitations.invite("late", 1, -60)
+    assert main(["clients", "list"]) == 0
+    until = [each.until for each in invitations.all()]
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"ward-7  invited until {until[0]}, uses left: 1",
+        f"any name  invited until {until[1]}, uses left: 12",
+    ]
+    assert main(["clients", "revoke", "ward-7"]) == 0, "it was invited, and has not come"
+    assert main(["clients", "revoke", "ward-8"]) == 0, "it has come, and has a key"
+    assert ClientRegistry(home / "certs/clients.json").keys() == {}
+    assert [each.name for each in invitations.all()] == ["late"]
 
 
 def test_a_name_becomes_a_file_and_so_is_checked(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
