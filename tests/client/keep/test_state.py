@@ -70,6 +70,7 @@ def test_a_server_cannot_name_a_file_outside(state: ClientState, run_id: str) ->
         lambda: state.save_personal(scope(run_id), LAYOUT, VALUES),
         lambda: state.load_personal(scope(run_id), LAYOUT),
         lambda: state.save_scored(run_id, {"weight": VALUES}, SCORED),
+        lambda: state.save_residual(scope(run_id), LAYOUT, VALUES),
     ):
         with pytest.raises(WireError, match="run_id: expected the name of a run, found"):
             call()
