@@ -109,6 +109,19 @@ def test_a_gradient_for_another_encoder_is_refused(state: ClientState, change: d
         backprop(wrong, INPUTS, state)
 
 
+def test_a_gradient_or_a_descriptor_of_other_numbers_is_refused(state: ClientState) -> None:
+    module = encoder()
+    describe(order := describing(module), INPUTS, state)
+    for gradient in (torch.ones(DIM + 1, dtype=torch.float64), torch.ones(DIM), torch.full((DIM,), torch.nan).double()):
+        back = asking_back(order.version, torch.ones(DIM, dtype=torch.float64))
+        wrong = replace(back, weights=Weights(descriptor_layout(len(gradient)), gradient))
+        with pytest.raises(WireError, match=r"^tensor descriptor: (expected|3 values are not finite)"):
+            backprop(wrong, INPUTS, state)
+        if len(gradient) == DIM:
+            with pytest.raises(WireError, match=r"^tensor descriptor: (expected|3 values are not finite)"):
+                fit_encoder(fitting(module, gradient), INPUTS)
+
+
 def test_who_was_not_described_for_training_holds_nothing(state: ClientState) -> None:
     order = describing(encoder(), keep=False)
     describe(order, INPUTS, state)
