@@ -2,19 +2,20 @@
 
 import hashlib
 import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.inflatable.inflatable_object import get_object_tree, iterate_object_tree
 
-from hyperbloom.common.enclosed import enclose
+from hyperbloom.common.enclosed import WAIT, enclose
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.broker import limits as superlink_limits
 from hyperbloom.server.broker import servicer as superlink_servicer
@@ -204,6 +205,18 @@ def test_objects_of_several_announcements_are_walked_no_further_than_shows_that_
     outer = ObjectTree(object_id=_id(b"outer"), children=[ObjectTree(object_id=inner.object_id), *leaves])
     link.push_messages(outer)
     assert len(list(iterate_object_tree(link.store.get_object_tree(outer.object_id)))) == MOST_OBJECTS + 1
+
+
+@pytest.mark.parametrize(("said", "waits"), [("3", 3.0), ("1e9", 60.0), ("inf", 60.0), ("-5", 0.0)])
+def test_no_call_waits_longer_than_a_minute(
+    link: Link, monkeypatch: pytest.MonkeyPatch, said: str, waits: float
+) -> None:
+    """Each call that waits takes a thread."""
+    call: Any = SimpleNamespace(invocation_metadata=lambda: [(WAIT, said)])
+    waited = list[float]()
+    monkeypatch.setattr(link.state, "wait_for_order", lambda node, seconds, tell: waited.append(seconds))
+    link.fleet.PullMessages(PullMessagesRequest(node=Node(node_id=link.node)), call)
+    assert waited == [waits]
 
 
 def test_a_reply_to_no_order_leaves_nothing(link: Link) -> None:
