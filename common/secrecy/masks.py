@@ -55,7 +55,7 @@ def threshold_of(clients: int, share: float) -> int:
     Two sets of t out of n clients have at least 2t - n clients in common. If fewer clients than that collude with the
     server, one of them is honest. It signs one set only and reveals one kind of share only (Bonawitz et al., 6.2).
     """
-    # Subtract 1e-9 because 0.14 * 50 is slightly more than 7 in floating point.
+    # Subtract 1e-9 because 0.68 * 75 is slightly more than 51 in floating point.
     return max(FEWEST_CLIENTS, -(-2 * clients // 3), math.ceil(share * clients - 1e-9))
 
 

@@ -6,21 +6,28 @@ import sys
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.secrecy.keys import (
+    BoundKey,
     fingerprint,
     make_key,
     parse_public_key,
+    public_der,
     public_pem,
+    read_fingerprints,
     read_private_key,
     read_public_key,
+    server_of,
+    sign,
+    verify,
     write_private_key,
 )
+from hyperbloom.server.access.certificates import init
 
 
 def test_a_key_survives_its_file_which_is_its_owners_alone(tmp_path: Path) -> None:
@@ -83,6 +90,7 @@ def test_a_group_may_share_a_private_key(tmp_path: Path) -> None:
     read_private_key(tmp_path / "key.pem", "--key")
 
 
+HERE = Path(__file__)
 OTHERS = {
     "rsa": rsa.generate_private_key(65537, 2048),
     "ed25519": ed25519.Ed25519PrivateKey.generate(),
@@ -125,6 +133,46 @@ def test_a_private_key_in_place_of_a_public_one_is_not_taken(tmp_path: Path) -> 
     write_private_key(tmp_path / "key.pem", make_key())
     with pytest.raises(ConfigError, match="expected a public key, found a private one; it should never leave its cl"):
         read_public_key(tmp_path / "key.pem", "--public-key")
+
+
+def test_a_signature_is_of_one_content_by_one_key_on_a_known_curve() -> None:
+    key, other = make_key(), make_key()
+    signature = sign(key, b"content")
+    assert verify(public_der(key), signature, b"content")
+    assert not verify(public_der(key), signature, b"contents")
+    assert not verify(public_der(key), signature[:-1], b"content") and not verify(public_der(key), b"", b"content")
+    assert not verify(public_der(other), signature, b"content")
+    assert not verify(b"", signature, b"content") and not verify(b"no key", signature, b"content")
+    for each in OTHERS.values():
+        der = each.public_key().public_bytes(Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        made = sign(each, b"content") if isinstance(each, ec.EllipticCurvePrivateKey) else signature
+        assert not verify(der, made, b"content")
+
+
+def test_a_bound_keys_signature_counts_at_its_server_alone() -> None:
+    key = make_key()
+    signature = BoundKey(key, "SHA256:one").sign(b"content", ec.ECDSA(hashes.SHA256()))
+    assert verify(public_der(key), signature, b"contentSHA256:one")
+    assert not verify(public_der(key), signature, b"contentSHA256:two")
+    assert not verify(public_der(key), signature, b"content")
+
+
+def test_fingerprints_are_found_among_other_text(tmp_path: Path) -> None:
+    path, known = tmp_path / "peers", [fingerprint(public_pem(make_key())) for _ in range(2)]
+    path.write_text(f"ward-7 {known[0]} 2026-01-01\n# {known[1]}\nSHA256:{'x' * 42}\n")
+    assert read_fingerprints(path, "--peers") == set(known)
+    path.write_bytes(b"\xff\xfe")
+    for wrong, message in ((path, "cannot read"), (tmp_path / "none", "No such file"), (HERE, "expected fingerprints")):
+        with pytest.raises(ConfigError, match=f"--peers: .*{message}"):
+            read_fingerprints(wrong, "--peers")
+
+
+def test_a_server_has_the_name_of_one_certificate_or_none(tmp_path: Path) -> None:
+    ca, both = init(tmp_path / "certs", []).ca, tmp_path / "both.pem"
+    both.write_bytes(2 * ca.read_bytes())
+    (tmp_path / "text").write_text("no certificate")
+    assert server_of(ca).startswith("SHA256:")
+    assert [server_of(path) for path in (None, tmp_path / "none", tmp_path / "text", both)] == [""] * 4
 
 
 def test_commands_for_keys_do_not_wait_for_torch(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Masks cancel to the bit, shares open for as many as they should, and fixed-point sums keep to their bound."""
 
+import math
+import random
 from itertools import combinations, permutations
 from typing import Any
 
@@ -73,6 +75,15 @@ def test_fewer_shares_are_noise_whatever_the_secret(secret: bytes) -> None:
         counts = np.bincount(np.frombuffer(b"".join(each or b"" for each in opened), np.uint8), minlength=256)
         expected = 32 * len(drawn) / 256
         assert ((counts - expected) ** 2 / expected).sum() < 255 + 8 * 22.6, places
+
+
+def test_nobody_who_knows_the_state_of_a_generator_knows_the_shares() -> None:
+    shares = []
+    for _ in range(2):
+        random.seed(0)
+        np.random.seed(0)
+        shares.append(sa.split(bytes(32), 3, 3))
+    assert shares[0] != shares[1]
 
 
 def test_shares_of_no_secret_are_told() -> None:
@@ -151,12 +162,15 @@ def test_the_mask_is_the_key_stream_of_aes_in_counter_mode() -> None:
         ({"mask_keys": (PUBLIC[3], PUBLIC[3], PUBLIC[4])}, "all different"),
         ({"mask_keys": (PUBLIC[3], PUBLIC[4], b"short")}, "of 32 bytes"),
         ({"mask_keys": tuple(PUBLIC[3:5])}, "two keys for each of 3"),
+        ({"cipher_keys": tuple(PUBLIC[:2]), "mask_keys": tuple(PUBLIC[2:])}, "two keys for each of 3"),
         ({"threshold": 2}, "a threshold of at least 3 of 3 clients, found 2"),
         ({"threshold": 4}, "threshold"),
         ({"identities": (b"a", b"b", b"a")}, "3 clients that sign with keys of their own, found 2"),
         ({"identities": (b"a", b"b")}, "3 clients that sign with keys of their own, found 2"),
         ({"scale": Scale(2, 8.0, 100)}, "3 to 512 clients"),
+        ({"scale": Scale(513, 8.0, 100)}, "3 to 512 clients"),
         ({"scale": Scale(3, 0.0, 100)}, "bound"),
+        ({"scale": Scale(3, math.inf, 100)}, "bound"),
         ({"scale": Scale(3, 8.0, 0)}, "examples"),
     ],
 )
@@ -187,7 +201,7 @@ def test_a_threshold_of_half_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("clients", "share", "expected"),
-    [(3, 0.0, 3), (4, 0.0, 3), (5, 0.0, 4), (6, 0.0, 4), (10, 0.0, 7), (10, 0.5, 7), (10, 0.9, 9), (50, 0.98, 49)],
+    [(3, 0.0, 3), (4, 0.0, 3), (5, 0.0, 4), (6, 0.0, 4), (10, 0.0, 7), (10, 0.5, 7), (10, 0.9, 9), (75, 0.68, 51)],
 )
 def test_two_thirds_or_min_replies_must_stay(clients: int, share: float, expected: int) -> None:
     assert sa.threshold_of(clients, share) == expected
@@ -209,6 +223,13 @@ def test_a_mean_of_words_keeps_to_its_bound(counts: tuple[int, ...]) -> None:
     assert np.abs(mean - exact).max() > bound / 100, "the bound is of the right size"
     if max(counts) < scale.limit:
         assert weights == list(counts), "numbers of examples count as they are"
+
+
+def test_a_mean_may_have_a_bound_of_its_own_and_be_of_nothing() -> None:
+    scale = Scale(4, 8.0, 100)
+    words = scale.encode(np.array([48.0, -200.0]), 100, 64.0)
+    assert scale.decode(4 * words, 400, 64.0) == pytest.approx([48.0, -64.0])
+    assert len(scale.decode(scale.encode(np.zeros(0), 100), 100)) == 0
 
 
 def test_no_sum_can_overflow() -> None:
@@ -240,3 +261,5 @@ def test_the_largest_honest_sum_is_read_and_a_larger_one_is_not(sign: int) -> No
 def test_nobody_counts_for_nothing_or_for_more_than_the_most() -> None:
     scale = Scale(4, 8.0, 100)
     assert [scale.weight(examples) for examples in (0, 1, 50, 100, 10**6)] == [1, 1, 50, 100, 100]
+    many = Scale(4, 8.0, 10**9)
+    assert many.encode(np.array([8.0, -8.0]), many.weight(1)).view(np.int32).tolist() == [1, -1]

@@ -9,7 +9,7 @@ import torch
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import FedProx
-from hyperbloom.common.secrecy.sums import part_digests, told
+from hyperbloom.common.secrecy.sums import part_digests, signed_keys, signed_set, told
 from hyperbloom.common.wire.masks import MaskedOrder, Masking
 from hyperbloom.common.wire.orders import SGD, Noise, Scope, Target
 from hyperbloom.common.wire.pack import pack, unpack
@@ -70,3 +70,15 @@ def test_a_part_is_a_tensor_of_one_name_shape_and_value_in_one_round() -> None:
 
     several = [digest(), digest("v"), digest(shape=(3, 2)), digest(shape=(6,)), digest(value=1.5), digest(of=b"e")]
     assert len(set(several)) == len(several) and digest() == several[0]
+
+
+def test_a_tensor_without_values_is_no_part() -> None:
+    weights = Weights(Layout((("none", (0, 3)), ("w", (2,)))), torch.ones(2))
+    assert list(part_digests(weights, b"d").values()) == ["w"]
+
+
+def test_a_signature_is_of_one_run_round_and_pair_of_keys_and_of_one_set() -> None:
+    keys = [("run", 1, b"a", b"b"), ("rum", 1, b"a", b"b"), ("run", 2, b"a", b"b"), ("run", 1, b"c", b"b")]
+    sets = [(b"d", (0, 1), (2,)), (b"e", (0, 1), (2,)), (b"d", (0,), (2,)), (b"d", (0, 1), (3,)), (b"d", (0, 1, 2), ())]
+    told = [signed_keys(*each) for each in (*keys, ("run", 1, b"a", b"c"))] + [signed_set(*each) for each in sets]
+    assert len(set(told)) == len(told) == 10
