@@ -5,6 +5,8 @@ import torch
 
 from hyperbloom.common.encoders import EncoderSpec
 from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.layout import Layout
+from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.encoder import ServerEncoder, without_outliers
 
 
@@ -42,3 +44,54 @@ def test_state_brings_parameters_and_moments_back() -> None:
     assert torch.equal(first.gamma, other.gamma)
     with pytest.raises(ConfigError, match="encoder of init_from"):
         encoder(dim=4).load(first.state(), with_optimizer=False)
+
+
+@pytest.mark.parametrize("name", ["deepset", "private"])
+def test_one_lie_decides_neither_the_scale_nor_the_centre(name: str) -> None:
+    honest = torch.randn(63, 3, generator=torch.Generator().manual_seed(0)) * 0.01
+    found = []
+    for descriptors in (honest, torch.cat([honest, torch.full((1, 3), 50.0)])):
+        made = ServerEncoder(EncoderSpec(name, (1, 8, 8), 3), 0, 1e-4)
+        if made.is_bounded:
+            made.centre(descriptors)
+        made.scale(descriptors)
+        found.append(made.layout.views(made.gamma.detach()))
+    for tensor in ("tail.weight", *(["centre"] if name == "private" else [])):
+        torch.testing.assert_close(found[1][tensor], found[0][tensor], rtol=0.3, atol=0.01)
+
+
+def test_a_dimension_in_which_clients_hardly_differ_is_not_blown_up() -> None:
+    descriptors = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1.0, 1e-5])
+    made, fresh = encoder(), encoder()
+    made.scale(descriptors)
+    factors = [
+        float(one.norm() / other.norm())
+        for one, other in zip(
+            *(each.layout.views(each.gamma.detach())["tail.weight"] for each in (made, fresh)), strict=True
+        )
+    ]
+    assert factors[2] == pytest.approx(10 / float(descriptors.std(0).mean()), rel=1e-4)
+
+
+def test_a_change_of_another_form_or_that_is_not_finite_is_refused() -> None:
+    made = encoder()
+    ones = torch.ones_like(made.gamma)
+    for weights, message in (
+        (Weights(Layout((("tail.bias", (3,)),)), ones[:3]), "it is missing"),
+        (Weights(made.layout, ones.double().detach()), "expected torch.float32"),
+        (Weights(made.layout, (ones * float("nan")).detach()), "not finite"),
+        (Weights(made.layout, (ones * 1e6).detach()), "expected a norm of at most"),
+    ):
+        with pytest.raises(WireError, match=message):
+            made.check_change(made.version, weights)
+    made.check_change(made.version, Weights(made.layout, ones.detach()))
+
+
+def test_large_gradients_are_clipped_together() -> None:
+    """Adam forgets the size of all its gradients, but not of one among others."""
+    large, small = encoder(), encoder()
+    ones = torch.ones_like(large.gamma).detach()
+    for size in (1e6, 1e-3):
+        large.step([ones * size, ones * size], 2.0)
+        small.step([ones * min(2 * size, 2.0 / float(ones.norm()))], 1e9)
+    torch.testing.assert_close(large.gamma, small.gamma)
