@@ -337,6 +337,29 @@ def test_what_all_clients_change_alike_is_averaged_as_in_fedavg_and_no_deviation
             torch.testing.assert_close(personal.common(client).values, one.global_weights)
 
 
+def test_each_size_has_a_network_for_all_of_its_own_clients() -> None:
+    algorithm = built(clients=3, sizes=("S", "M"), options={"hidden_dim": 8})
+    clients = [
+        Client(name, row, replace(DIGITS, size=size))
+        for row, (name, size) in enumerate([("a", "S"), ("b", "M"), ("c", "M")])
+    ]
+    for client in clients:
+        algorithm.join(client, first=client.row > 0)
+    before = {size: algorithm.learner.hypernetwork.start(size).clone() for size in "SM"}
+    deltas = [torch.full((algorithm.layout(client).numel,), 1.0 + client.row) for client in clients]
+    algorithm.learn([reply_of(algorithm, c, delta) for c, delta in zip(clients[:2], deltas, strict=False)])
+    for size, step in (("S", 1.0), ("M", 2.0 / 2)):
+        torch.testing.assert_close(algorithm.learner.hypernetwork.start(size), before[size] + step)
+    for client, rows in zip(clients, ([0], [1, 2], [1, 2]), strict=True):
+        expected = algorithm.learner.average(rows, client.about.size)
+        torch.testing.assert_close(algorithm.common(client).values, expected)
+
+
+def test_clients_that_keep_their_heads_have_no_network_for_all() -> None:
+    algorithm = built(strategy="pfedhn-pc", options={"hidden_dim": 8})
+    assert algorithm.common(Client("a", 0, DIGITS)) is None
+
+
 # ---------------------------------------------------------------------- sizes
 
 
@@ -584,6 +607,20 @@ def test_there_may_be_fewer_novel_clients_than_there_were_clients(tmp_path: Path
     assert torch.equal(federation.state()["embeddings"][:4], stored["embeddings"])
 
 
+def test_a_run_of_novel_clients_goes_on_from_its_checkpoint_with_the_same_rows_fixed() -> None:
+    """Its embeddings have the dimension of the first run, which a new algorithm does not know."""
+    options = {"hidden_dim": 16, "freeze": True}
+    config = digits_config(clients=2, options=options, init_from="the run above")
+    made = joined(config, DIGITS)
+    made.start_from(built(clients=4, options={"hidden_dim": 16}).state())
+    made.join(Client("b", 1, DIGITS), True)
+    kept = {name: tensor.clone() for name, tensor in made.checkpoint().items()}
+    other = joined(config, DIGITS, DIGITS, checkpoint=kept)
+    assert_same(other.checkpoint(), kept)
+    for algorithm in (made, other):
+        assert [algorithm.trains(client) for client in other.clients.values()] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -626,8 +663,9 @@ def test_class_shares_are_not_sent_unless_the_run_asks_and_are_demanded_if_it_do
     federation = digits_federation(digits_config(), tmp_path)
     assert [client.about.class_shares for client in federation.roster] == [(), (), ()]
     asking = make_algorithm(digits_config(options={"descriptor": "class-shares"}))
-    with pytest.raises(RefusedError, match="--disclose-class-shares"):
-        asking.serves(federation.roster.live[0].about, [])
+    for about in (federation.roster.live[0].about, introduction("a", num_classes=3, class_shares=(0.5, 0.5))):
+        with pytest.raises(RefusedError, match="--disclose-class-shares"):
+            asking.serves(about, [])
     asking.serves(introduction("a", num_classes=2, class_shares=(0.5, 0.5)), [])
 
 
