@@ -1,14 +1,17 @@
 """Clipping, noise and the accountant, each against something that is known otherwise."""
 
 import math
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from scipy.optimize import brentq
+from torch import Tensor
 
 from hyperbloom.common.config import PrivacyConfig
 from hyperbloom.common.errors import WireError
@@ -74,10 +77,28 @@ def test_noise_is_standard_normal_and_scaled() -> None:
 
 
 def test_two_releases_differ_though_nothing_else_does() -> None:
-    change = torch.ones(8)
-    assert not torch.equal(release(change, 1.0, 1.0), release(change, 1.0, 1.0))
+    """Whoever knows the state of a generator cannot subtract the noise."""
+    change, drawn = torch.ones(8), list[Tensor]()
+    for _ in range(2):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        drawn += [release(change, 1.0, 1.0), noisy_mean([change], 1.0, 1.0, 1), torch.from_numpy(noise(8))]
+        drawn.append(add_noise(change.double(), 1.0))
+    assert not [one for one, other in zip(drawn[:4], drawn[4:], strict=True) if torch.equal(one, other)]
     assert torch.equal(release(change, 1.0, 1.0, zeros), clip_norm(change, 1.0).float())
     assert add_noise(torch.empty(0, dtype=torch.float64), 1.0).shape == (0,)
+
+
+def test_a_number_is_made_of_four_whose_low_bits_hide_each_other() -> None:
+    asked: list[int] = []
+    source = counted(3)
+    found = noise(5, lambda count: (asked.append(count), source(count))[1])
+    assert asked == [5 * 4 * 16]
+    raw = np.frombuffer(counted(3)(5 * 4 * 16), np.uint64).reshape(2, 4, 5)
+    radius, angle = ((part >> np.uint64(11)) / 2.0**53 for part in raw)
+    expected = (np.sqrt(-2 * np.log(1 - radius)) * np.cos(2 * np.pi * angle)).sum(0) / 2
+    assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)  # to the last of 53 bits
 
 
 def test_a_noisy_mean_is_of_as_many_as_were_to_be_asked() -> None:
@@ -103,7 +124,7 @@ def test_many_releases_cost_as_much_as_one_with_less_noise(times: int) -> None:
     assert epsilon_of([12.0] * times, 1e-5) == pytest.approx(closed_form(2 * math.sqrt(times) / 12, 1e-5), rel=1e-6)
     assert epsilon_of([12.0] * times, 1e-5) == pytest.approx(epsilon_of([12.0 / math.sqrt(times)], 1e-5))
     assert epsilon_of([3.0, 4.0], 1e-5) == pytest.approx(epsilon_of([2.4], 1e-5))  # 1/9 + 1/16 = 1/2.4^2
-    assert epsilon_of([], 1e-5) == 0
+    assert epsilon_of([], 1e-5) == epsilon_of([1e4], 1e-3) == 0
 
 
 def test_the_library_composes_in_its_own_way_to_the_same() -> None:
