@@ -5,13 +5,14 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread, Timer
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from hyperbloom.common.files.storage import write_bytes, write_json, write_tensors
+from hyperbloom.common.files.storage import claim, file_state, keep, locked, write_bytes, write_json, write_tensors
 
 
 def mode(path: Path) -> int:
@@ -78,6 +79,21 @@ def test_the_content_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypat
     assert calls == ["fsync", "replace", "fsync"]  # the last one of the folder, or the name may be lost
 
 
+def test_all_of_the_content_is_flushed_and_nothing_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    fsync = os.fsync
+
+    def look(descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            sizes.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    before = len(os.listdir("/proc/self/fd"))
+    write_bytes(tmp_path / "file", b"new")
+    assert sizes == [3] and len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_permissions_are_what_was_asked_for_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     previous = os.umask(umask)
@@ -136,3 +152,52 @@ def test_tensors_come_back_bit_for_bit_with_their_metadata(tmp_path: Path) -> No
     for name, tensor in tensors.items():
         assert torch.equal(found[name], tensor)
         assert found[name].dtype == tensor.dtype
+
+
+def test_a_write_changes_a_files_state_though_size_and_time_are_the_same(tmp_path: Path) -> None:
+    path, states = tmp_path / "file", []
+    assert file_state(path) is None
+    for content in (b"one", b"two"):
+        write_bytes(path, content)
+        os.utime(path, ns=(0, 0))
+        states.append(file_state(path))
+    assert states[0] != states[1] == file_state(path)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_kept_stays_when_the_file_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(95, "Operation not supported")
+
+    if not links:
+        monkeypatch.setattr(os, "link", fail)
+    path, kept = tmp_path / "file", tmp_path / "earlier" / "kept"
+    for content in (b"one", b"two"):
+        write_bytes(path, content)
+        keep(path, kept)
+        assert os.path.samefile(path, kept) == links
+    write_bytes(path, b"three")
+    assert kept.read_bytes() == b"two"
+
+
+def test_one_at_a_time_has_a_lock_and_the_others_wait(tmp_path: Path) -> None:
+    path, entered = tmp_path / "folder" / "file.json", Event()
+
+    def enter() -> None:
+        with locked(path):
+            entered.set()
+
+    with locked(path), (path.parent / "file.lock").open("a") as file:
+        assert not claim(file) and not claim(file, 0.05)
+        other = Thread(target=enter)
+        other.start()
+        assert not entered.wait(0.1)
+    other.join()
+    assert entered.is_set()
+    holder = (path.parent / "file.lock").open("a")
+    with (path.parent / "file.lock").open("a") as file:
+        assert claim(holder)
+        Timer(0.05, holder.close).start()
+        assert claim(file, 60.0)
