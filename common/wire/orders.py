@@ -12,7 +12,6 @@
 A client answers an order that it cannot carry out with `Failed`. `pack.py` converts all of them to Flower's records.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -297,7 +296,7 @@ class EvaluateResult:
         for split, score in (("val", self.val), ("test", self.test)):
             if score.total < 1:
                 raise WireError(f"{split}: expected examples, found {score.total}")
-            if not (0 <= score.loss <= LARGEST_LOSS and math.isfinite(score.loss)):
+            if not 0 <= score.loss <= LARGEST_LOSS:  # false for NaN
                 raise WireError(f"{split}: expected a loss of 0 to {LARGEST_LOSS:.0e}, found {score.loss}")
             if len(score.metrics) != len(score.values) or len(set(score.metrics)) < len(score.metrics):
                 raise WireError(f"{split}: expected one value for each metric, found {score.metrics}")

@@ -118,7 +118,7 @@ def _inside(name: str) -> str:
 
 
 def _pack_weights(weights: Weights) -> dict[str, Any]:
-    values = weights.values.detach().cpu().contiguous()
+    values = weights.values.detach().cpu()
     dtype = str(values.dtype).removeprefix("torch.")
     if dtype not in _DTYPES or sys.byteorder != "little":
         raise WireError(f"cannot send {values.dtype} from a {sys.byteorder}-endian machine; send float32")

@@ -63,7 +63,7 @@ def test_names_say_what_is_kept_and_how() -> None:
             "top-k:0",
             "top-k:1",
         ),
-        *("top-k:-0.1", "top-k:nan", "top-k:1.5", "top-k:.", "top-k:0.1+", "top-k:0.1+zip"),
+        *("top-k:\u0660.\u0661", "top-k:-0.1", "top-k:nan", "top-k:1.5", "top-k:.", "top-k:0.1+", "top-k:0.1+zip"),
         *("top-k:0.1+int8+int8", "top-k:1e-999", "x" * 1000),
     ],
 )

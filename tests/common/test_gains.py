@@ -1,5 +1,7 @@
 """Intervals hold as often as they say, and sentences say what the numbers are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -99,6 +101,7 @@ def test_the_mean_over_clients_has_an_interval_and_counts_who_gains() -> None:
         Gain("personal", 0.0, 0.0, 0.0, ("personal",), (0.5,)),
         Gain("personal", 0.0, 1.0, 0.0, ("personal", "alone"), (0.5, 0.5)),
         Gain("personal", 0.0, 0.0, 0.0, ("personal", "alone"), (0.5,)),
+        Gain("personal", 0.0, 0.0, 0.0, ("personal", "alone", "best"), (0.5, 0.5, 0.5)),
     ],
 )
 def test_what_no_honest_client_says(told: Gain) -> None:
@@ -106,3 +109,5 @@ def test_what_no_honest_client_says(told: Gain) -> None:
     CompareResult(score, score, gain=gain()).check()
     with pytest.raises(WireError, match="gain: expected a value for each model"):
         CompareResult(score, score, gain=told).check()
+    with pytest.raises(WireError, match="val: expected examples"):
+        CompareResult(replace(score, total=0), score, gain=gain()).check()

@@ -33,6 +33,8 @@ def test_a_metric_that_is_not_told_is_undefined() -> None:
         (EvaluateResult(SplitScore(2, 0.5, ("mae", "mae"), (1.0, 2.0)), GOOD), "val: expected one value for each"),
         (EvaluateResult(score("dice", 0.5, counts=(1.0, math.nan)), GOOD), "val: expected counts up to 1e\\+30"),
         (EvaluateResult(score("dice", 0.5, counts=(1e308, 1.0)), GOOD), "val: expected counts up to 1e\\+30"),
+        (EvaluateResult(score("dice", 0.5, counts=(-1e308, 1.0)), GOOD), "val: expected counts up to 1e\\+30"),
+        (EvaluateResult(GOOD, score("accuracy", 0.5, loss=2e30)), "test: expected a loss of 0 to 1e\\+30, found 2e"),
         (EvaluateResult(GOOD, score("accuracy", 0.5, total=0)), "test: expected examples, found 0"),
         (EvaluateResult(GOOD, score("accuracy", 0.5, loss=-0.5)), "test: expected a loss of 0 to 1e\\+30, found -0.5"),
         (EvaluateResult(GOOD, score("accuracy", 0.5, loss=float("nan"))), "test: expected a loss of 0 .* found nan"),
