@@ -17,6 +17,7 @@ from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.data import load_client_data
 from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
 from hyperbloom.common.layout import Layout
+from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.exchanges import ReferenceOrder, ReferenceResult, RepresentOrder, RepresentResult
 from hyperbloom.common.wire.orders import Order, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights
@@ -323,6 +324,17 @@ def test_a_client_that_loses_it_misses_a_round_and_gets_it_again(run: Make, tmp_
     assert history.cohorts[1] == ["client-0", "client-2"]
     assert "expected the reference set" in texts(history.rounds[1])["client-1"]
     assert len(federation.grid.sent(ReferenceOrder)) == 4
+
+
+def test_a_client_that_fails_for_another_reason_keeps_it(run: Make) -> None:
+    made = joined(run(), introduction("a", input_shape=(1, 8, 8), num_classes=10))
+    clients = list(made.clients.values())
+    for reason, sent in ((None, True), (Reason.FAILED, False), (Reason.LACKS_REFERENCE, True)):
+        if reason is not None:
+            made.failed(clients[0], reason)
+        answers = [ReferenceResult(made.reference)]
+        assert play(made.send(clients), lambda name, order, left=answers: left.pop()) == clients
+        assert not answers if sent else answers
 
 
 def test_each_round_has_rows_of_its_own(run: Make, tmp_path: Path) -> None:

@@ -143,6 +143,12 @@ ORDER: list[Any] = json.loads(GRAPH.to_json())["order"]
             changed(nodes=[*NODES, ["conv2d 3,3 k3x3 w", {"weight": "conv1.weight"}]]),
             "expected one owner and one place for every parameter, found ['conv1.weight']",
         ),
+        (
+            changed(
+                nodes=[*NODES, ["conv2d 3,3 k3x3 w", {"weight": "conv1.weight"}]], order=[*ORDER, "conv1.weight"]
+            ),
+            "expected one owner and one place for every parameter, found ['conv1.weight']",
+        ),
         (changed(nodes=[*NODES, ["add", {}]] * 400), "graph.nodes: Tuple should have at most 2048"),
         (changed(edges=[[0, 1]] * 9000), "graph.edges: Tuple should have at most 8192"),
         (changed(edges=[[0, 7]]), "graph: edge (0, 7) leads to no node of 7"),
