@@ -38,6 +38,7 @@ from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.exchange import Client as RosterClient
 
 from .conftest import (
     BRIEF,
@@ -386,6 +387,52 @@ def test_the_state_after_an_evaluation_holds_all_descriptors_of_its_encoder(
     assert described == ([True] * 4 if mode == "end-to-end" else [False, False, False, True])
 
 
+def asked_of(exchanges: Any, answer: Callable[[str, Any], Any]) -> list[tuple[str, str]]:
+    """Play exchanges; return who got which order."""
+    asked: list[tuple[str, str]] = []
+
+    def noted(name: str, order: Any) -> Any:
+        asked.append((name, order.message_type))
+        return answer(name, order)
+
+    play(exchanges, noted)
+    return asked
+
+
+def test_who_comes_back_or_cannot_describe_itself_now_does_not_count_as_described(
+    tmp_path: Path, doubles: None
+) -> None:
+    """It may have other examples, and the client backpropagates through what it has just encoded."""
+    made, clients = joined(config(), *map(introduction, "abc")), Clients("abc", tmp_path)
+    made.encoder.calibrated = True
+    everybody = list(made.clients.values())
+    assert len(asked_of(made.evaluate(turn(made), everybody), clients.answer)) == 2 * 3
+    assert len(asked_of(made.evaluate(turn(made), everybody), clients.answer)) == 3
+    made.join(everybody[1], False)
+    asked = asked_of(made.evaluate(turn(made), everybody), clients.answer)
+    assert [each for each in asked if each[1] == "train.describe"] == [("b", "train.describe")]
+
+    def answer(name: str, order: Any) -> Any:
+        silent = name == "c" and isinstance(order, DescribeOrder)
+        return Failed(Reason.FAILED, "gone") if silent else clients.answer(name, order)
+
+    asked = asked_of(made.round(turn(made)), answer)
+    assert [name for name, kind in asked if kind != "train.describe"] == ["a", "b", "a", "b"]
+
+
+def test_few_descriptors_calibrate_an_encoder_and_one_does_not(
+    tmp_path: Path, doubles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deviation of one is none."""
+    monkeypatch.setattr("hyperbloom.strategies.odpfl.CALIBRATION", 2)
+    made, clients = joined(config(), *map(introduction, "abc")), Clients("abc", tmp_path)
+    assert len(asked_of(made._calibrate(turn(made)), clients.answer)) == 2
+    alone = joined(config(clients=1, cohort=1), introduction("a"))
+    before = alone.encoder.gamma.detach().clone()
+    play(alone._calibrate(turn(alone)), clients.answer)
+    assert torch.equal(alone.encoder.gamma, before) and alone.encoder.calibrated
+
+
 # ---------------------------------------------------------------------- two phases
 
 
@@ -498,6 +545,19 @@ def test_who_trained_keeps_the_model_of_phase_one_and_novel_clients_get_the_tune
     assert orders(made) == {EvaluateOrder: 3}
 
 
+def test_a_client_that_joins_in_phase_two_has_no_model_of_phase_one(tmp_path: Path, doubles: None) -> None:
+    options = {"mode": "two-phase", "tune": 0.5}
+    made, clients = joined(config(rounds=4, options=options), *map(introduction, "ab")), Clients("abc", tmp_path)
+    for number in (1, 3):
+        play(made.round(turn(made, number)), clients.answer)
+    made.join(RosterClient("c", 2, introduction("c")), True)
+    evaluation = play(made.evaluate(turn(made, 3), list(made.clients.values())), clients.answer)
+    assert sorted(evaluation.scores) == ["a", "b", "c"]
+    encoder, hypernetwork = in_one_program(made)
+    written = hypernetwork(encoder(clients.data["c"][0])[None], "S")[0]
+    assert torch.allclose(clients.scored["c"], written, rtol=0, atol=1e-12)
+
+
 def test_a_round_of_phase_two_is_selected_by_the_encoders_path(tmp_path: Path, doubles: None) -> None:
     made, _ = two_phase(tmp_path)
     history, selection = made.run()
@@ -554,6 +614,20 @@ def test_novel_clients_score_the_common_model_the_written_one_and_what_lies_betw
     assert torch.allclose(torch.stack(sent), torch.stack(expected), rtol=1e-9, atol=1e-12)
 
 
+def test_only_novel_clients_with_all_scores_say_what_to_expect(tmp_path: Path, doubles: None) -> None:
+    """Of b nothing was ever encoded, and the metric of c is undefined on its test examples."""
+    made, clients = joined(config(clients=4, novel=75), *map(introduction, "abcd")), Clients("abcd", tmp_path)
+    play(made.evaluate(turn(made), [made.clients[row] for row in (0, 2, 3)]), clients.answer)
+
+    def answer(name: str, order: Any) -> Any:
+        assert name != "b"
+        result = scored((3, 10, 1.0), (5, 10, 1.0))
+        return replace(result, test=replace(result.test, metrics=(), values=())) if name == "c" else result
+
+    found = play(made.expectation(turn(made), list(made.clients.values())), answer)
+    assert (found.held_out, found.test) == (1, (50.0,) * len(SHARES))
+
+
 @pytest.mark.parametrize("novel", [0, 30])
 def test_a_selected_round_says_what_newcomers_may_expect(tmp_path: Path, novel: int) -> None:
     config = digits_config(strategy="odpfl", clients=3, cohort=2, novel=novel, options={"encoder": "private"})
@@ -580,7 +654,9 @@ def test_a_run_goes_on_from_what_another_left(tmp_path: Path, mode: str) -> None
     other = Inline(again, first.grid, roster, state).join()
     for name, tensor in other.state().items():
         assert torch.equal(tensor, state[name]), name
+    assert not [name for name in other.state() if name.startswith(("adam.", "momentum."))]
     assert other.algorithm.encoder.version == first.algorithm.encoder.version
+    assert next(other.algorithm._calibrate(turn(other.algorithm)), None) is None
 
 
 @pytest.mark.parametrize("mode", ["end-to-end", "two-phase"])
@@ -592,7 +668,9 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Pa
         made.evaluate(number)
     kept = {name: tensor.clone() for name, tensor in made.algorithm.checkpoint().items()}
     other, _ = federation(tmp_path / "two", **changes)
+    other.algorithm.encoder.calibrated = False
     other.algorithm.restore(kept)
+    assert other.algorithm.encoder.calibrated
     ends = []
     for run in (made, other):
         for number in (5, 6):

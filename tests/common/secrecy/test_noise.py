@@ -92,8 +92,12 @@ def test_two_releases_differ_though_nothing_else_does() -> None:
 
 def test_a_number_is_made_of_four_whose_low_bits_hide_each_other() -> None:
     asked: list[int] = []
-    source = counted(3)
-    found = noise(5, lambda count: (asked.append(count), source(count))[1])
+
+    def source(count: int) -> bytes:
+        asked.append(count)
+        return counted(3)(count)
+
+    found = noise(5, source)
     assert asked == [5 * 4 * 16]
     raw = np.frombuffer(counted(3)(5 * 4 * 16), np.uint64).reshape(2, 4, 5)
     radius, angle = ((part >> np.uint64(11)) / 2.0**53 for part in raw)
