@@ -163,6 +163,7 @@ def test_moments_are_told_with_the_same_noise_each_time(tmp_path: Path) -> None:
     noisy = {"disclose_moments": True, "moments_noise": 0.5}
     first, errors = told("b", **noisy), []
     assert told("b", **noisy) == first != told("c", **noisy)
+    assert told("b", disclose_moments=True, moments_noise=0.25) not in (first, pytest.approx(exact)), "less noise"
     for place in range(400):
         count, mean, deviation = told(f"d{place}", **noisy)
         errors.append([(mean - exact[1]) / exact[2], np.log(deviation / exact[2]), count / exact[0] - 1])
@@ -173,6 +174,21 @@ def test_moments_are_told_with_the_same_noise_each_time(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "b" / "moments.json").stat().st_mode) == 0o600
     for place in range(10):  # however much noise, it is a count of examples, or the server refuses the client
         assert 1 <= told(f"e{place}", disclose_moments=True, moments_noise=50.0)[0] <= len(ages)
+
+
+@pytest.mark.parametrize("damaged", ["{", "3", "[]"])
+def test_noise_that_is_lost_is_not_drawn_anew(tmp_path: Path, damaged: str) -> None:
+    """Else the same numbers would be told twice."""
+    spec = DataSpec(table(tmp_path), label="ill")
+    worker = Client(ClientSettings("a", spec, "cpu", state_dir=tmp_path / "a", disclose_moments=True, moments_noise=1))
+    path, greeting = tmp_path / "a" / "moments.json", Greeting("1", schema=SCHEMA.replace(', "std": 2.0', ""))
+    first = introduce(worker, greeting).moments
+    whole = path.read_bytes()
+    path.write_text(damaged)
+    with pytest.raises(HyperbloomError, match=r"moments\.json is damaged; restore it from a backup"):
+        introduce(worker, greeting)
+    path.write_bytes(whole)
+    assert introduce(worker, greeting).moments == first
 
 
 def test_a_schema_without_scales_takes_those_of_the_server(tmp_path: Path) -> None:

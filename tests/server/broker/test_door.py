@@ -387,6 +387,10 @@ def test_a_token_lets_a_key_in_that_has_signed_and_no_other(house: House, caplog
         assert caught.value.args[0] == DENIED and caught.value.args[1].startswith(f"{token.REFUSED}{why}")
     with pytest.raises(Aborted, match="Invalid signature"):  # whoever overhears a token has not the key
         enrol(house, key, f"{secret} ward-7", signer=make_key())
+    public, *signed = metadata(key)
+    odd = [(public[0], public_pem(key).encode() + b"\xff"), *signed]  # the key all the same, but no text
+    with pytest.raises(Aborted, match=token.REFUSED):
+        house.send(Messages(), [*odd, (token.HEADER, f"{secret} ward-7")])
     assert set(house.names()) == {"ward-8"}
     with pytest.raises(Aborted, match="expected a message"):  # it is in, and has said nothing
         enrol(house, key, f"{secret} ward-7")
@@ -414,6 +418,13 @@ def test_a_signature_counts_at_the_server_for_which_it_was_made(house: House) ->
         else:
             with pytest.raises(Aborted, match="Invalid signature"):
                 house.send(Messages(pull_once), shown)
+
+
+def test_a_time_without_a_zone_is_none(house: House) -> None:
+    key, stamp = house.add("ward-7"), dt.datetime.now().isoformat()
+    shown = [metadata(key)[0], (TIMESTAMP_HEADER, stamp), (SIGNATURE_HEADER, sign_message(key, stamp.encode()))]
+    with pytest.raises(Aborted, match="Invalid signature"):
+        house.send(Messages(), shown)
 
 
 def _two(shown: list[Any], header: str) -> list[Any]:
@@ -589,6 +600,10 @@ def test_without_a_registry_every_key_is_a_client_of_its_own(tmp_path: Path) -> 
     with pytest.raises(Aborted) as caught:
         house.call(reply(nodes[0], nodes[1]), key)
     assert caught.value.args == (DENIED, "a reply in another client's name")
+    for process in ("first", "second"):
+        shown = [*metadata(key), (PROCESS, process)]
+        assert house.send(Messages(pull(nodes[0]).SerializeToString()), shown) == "answer"
+    assert not house.door._processes, "nothing is kept of keys, of which strangers can make many"
     messages = Messages(b"")
     with pytest.raises(Aborted):
         house.send(messages, _other(metadata(key), SIGNATURE_HEADER, b"0" * 70))

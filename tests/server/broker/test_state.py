@@ -59,6 +59,11 @@ def ended(thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
+def waits(bell: threading.Event) -> None:
+    """Fail, for a call that must not wait."""
+    raise AssertionError
+
+
 def test_each_node_gets_its_own_orders_once_and_in_turn(link: Link) -> None:
     a, b = link.node(b"a"), link.node(b"b")
     sent = [link.send(a, "train"), link.send(b, "train"), link.send(a, "evaluate")]
@@ -83,7 +88,7 @@ def test_an_order_ends_the_wait_of_its_node_and_of_no_other(link: Link) -> None:
     (thread, _), (other, bell) = link.wait(a), link.wait(b)
     link.send(a)
     assert ended(thread) and other.is_alive()
-    link.state.wait_for_order(a, LONG_S, lambda bell: None)  # it has not fetched the order yet
+    link.state.wait_for_order(a, LONG_S, waits)  # it has not fetched the order yet
     bell.set()  # as a lost connection does
     assert ended(other)
 
@@ -132,7 +137,7 @@ def test_a_second_call_a_new_session_a_revocation_and_the_end_end_a_wait(link: L
     fifth, _ = link.wait(other)
     link.state.close()
     assert ended(fifth)
-    link.state.wait_for_order(other, LONG_S, lambda bell: None)
+    link.state.wait_for_order(other, LONG_S, waits)
 
 
 def test_a_node_that_is_gone_gets_no_order_and_leaves_none(link: Link) -> None:
@@ -148,7 +153,7 @@ def test_of_too_many_calls_those_that_come_later_do_not_wait(link: Link, monkeyp
     monkeypatch.setattr(superlink_state, "MOST_WAITING", 1)
     a, b = link.node(b"a"), link.node(b"b")
     thread, bell = link.wait(a)
-    link.state.wait_for_order(b, LONG_S, lambda bell: None)
+    link.state.wait_for_order(b, LONG_S, waits)
     assert thread.is_alive()
     bell.set()
     assert ended(thread)

@@ -45,6 +45,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"types": ("x" * 2**21, "y" * 2**21)}, "expected less to be said of its version and model"),
     ({"graph": "x" * 2**22}, "expected less to be said of its version and model"),
     ({"backbone": "x" * 2**22}, "expected less to be said of its version and model"),
+    ({"backbone": "0" * 16}, "expected no --backbone as in this federation"),
     ({"class_shares": (1e30, -1e30, 1.0)}, "expected a share from 0 to 1 for each class"),
     ({"class_shares": (0.5, 0.5)}, "expected a share from 0 to 1 for each class"),
     ({"class_shares": (0.5, 0.5, 0.5)}, "expected a share from 0 to 1 for each class"),
