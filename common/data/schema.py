@@ -7,6 +7,7 @@ becomes the numbers of its tokens, for a pretrained network of texts; there are 
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import floor, log10
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,6 +31,8 @@ MOST_WORDS = 50
 FEW_NUMBERS = 10
 FIRST_ROW = 2
 """The number of the first row, as spreadsheets count below the names of the columns."""
+EQUAL = 1e-12
+"""The share of the mean up to which a computed deviation of equal numbers is rounding."""
 FARTHEST = 10.0
 """Most deviations from the mean: a cell that is further away is wrong, and would spoil all training."""
 
@@ -256,11 +259,16 @@ def _propose(name: str, cells: list[str]) -> Column | None:
     whole = all(_is_number(word) and float(word).is_integer() for word in words)
     if all(map(_is_number, words)) and not (whole and len(words) <= FEW_NUMBERS):
         numbers = np.array(there, dtype=np.float64)
-        std = float(numbers.std())
-        return Column(name=name, kind="number", mean=float(f"{numbers.mean():.6g}"), std=float(f"{std:.6g}") or 1.0)
+        mean, std = float(numbers.mean()), divisor_of(float(numbers.mean()), float(numbers.std()))
+        return Column(name=name, kind="number", mean=round(mean, 6 - floor(log10(std))), std=float(f"{std:.6g}"))
     if not words or len(words) > MOST_WORDS:
         return None
     return Column(name=name, kind="category", words=tuple(words))
+
+
+def divisor_of(mean: float, std: float) -> float:
+    """Return the deviation by which numbers are scaled; 1 if it is no more than rounding, because all are equal."""
+    return std if std > EQUAL * abs(mean) else 1.0
 
 
 def _order(word: str) -> tuple[float, str]:

@@ -12,7 +12,7 @@ from torch import Tensor, ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.data.schema import difference, read_schema
+from hyperbloom.common.data.schema import difference, divisor_of, read_schema
 from hyperbloom.common.errors import ConfigError, ModelError, RefusedError
 from hyperbloom.common.program.names import check_name
 from hyperbloom.common.tasks import AUTO, Task, TaskSpec, make_task
@@ -238,7 +238,7 @@ def _pooled_moments(roster: Roster) -> list[tuple[float, float]]:
     shares = counts / counts.sum(0).clamp(min=1)
     mean = (shares * means).sum(0)
     std = (shares * (deviations**2 + (means - mean) ** 2)).sum(0).sqrt()
-    return list(zip(mean.tolist(), (value or 1.0 for value in std.tolist()), strict=True))
+    return [(each, divisor_of(each, value)) for each, value in zip(mean.tolist(), std.tolist(), strict=True)]
 
 
 class Ration(TorchDispatchMode):

@@ -110,6 +110,15 @@ def test_a_proposal_tells_numbers_from_words_and_leaves_names_out() -> None:
     assert read_schema(proposed.text, "t") == proposed
 
 
+@pytest.mark.parametrize("values", [[-0.13172], [12345678.9], [1.7e9, 1.7e9 + 0.5, 1.7e9 + 1]])
+def test_a_proposal_takes_no_rounding_for_a_deviation_nor_for_an_offset(values: list[float]) -> None:
+    table = {"x": list(map(repr, values)) * 200, "y": ["no", "yes"] * (100 * len(values))}
+    schema, scale = propose(table, ("y",), "t"), np.std(values) or 1.0
+    expected = (np.array(values) - np.mean(values)) / scale
+    assert schema.inputs(table, "t")[: len(values), 0] == pytest.approx(expected, abs=1e-4)
+    assert schema.columns[0].std == pytest.approx(scale, 1e-5)
+
+
 @pytest.mark.parametrize(
     ("columns", "kind", "outputs"),
     [

@@ -283,6 +283,19 @@ def test_the_moments_of_all_values_follow_from_those_of_each_client_that_tells_t
     assert doors.scale_columns(roster) is None  # it is done once
 
 
+def test_rounding_in_the_moments_of_equal_values_is_no_scale() -> None:
+    """Divided by it, the value of any later client would be huge."""
+    value, rounding = -0.13172, 2.7755575615628914e-17
+    run, roster = config(task="classification"), Roster(0)
+    doors = Admission(run, make_algorithm(run), schema=SCHEMA)
+    for name in "ab":
+        about = replace(introduction(name), schema=SCHEMA, moments=(20.0, value, rounding, 20.0, 0.0, 0.0))
+        doors.check(about, roster)
+        roster.admit(ord(name), about)
+    scales = read_schema(doors.scale_columns(roster) or "", "it").scales
+    assert scales["age"] == (pytest.approx(value), 1.0)
+
+
 # ---------------------------------------------------------------------- the limit on networks
 
 
