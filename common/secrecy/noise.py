@@ -122,7 +122,8 @@ def promise(privacy: PrivacyConfig, releases: int) -> tuple[str, ...]:
         "client": "it is added on the client, so this holds against the server, too",
         "server": "it is added on the server, which sees each change; this holds against all who get models only",
     }[privacy.where]
-    told = "the changes that it sent hardly tell whether all of its training examples were replaced by others"
+    tell = "hardly" if epsilon <= 1 else "may"  # at 1 the odds of any guess are less than tripled
+    told = f"the changes that it sent {tell} tell whether all of its training examples were replaced by others"
     return (
         f"a client that was asked {releases} times has ({epsilon:.4g}, {privacy.delta:g})-differential privacy: {told}",
         f"changes are clipped to a norm of {privacy.clip:g}; Gaussian noise of {privacy.noise:g} times that; {where}",

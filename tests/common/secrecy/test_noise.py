@@ -147,6 +147,11 @@ def test_epsilon_is_never_too_small() -> None:
         assert GaussianPrivacyLoss(1 / mu).get_delta_for_epsilon(epsilon) <= 1e-5 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("noise", "tell"), [(30.0, "hardly tell"), (2.0, "may tell")])
+def test_the_promise_claims_no_more_than_epsilon_allows(noise: float, tell: str) -> None:
+    assert f"the changes that it sent {tell} whether" in promise(PrivacyConfig(where="client", noise=noise), 4)[0]
+
+
 def test_the_promise_says_who_is_trusted() -> None:
     client = promise(PrivacyConfig(where="client", noise=20.0), 4)
     server = promise(PrivacyConfig(where="server", noise=20.0), 4)
