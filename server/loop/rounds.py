@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError
-from hyperbloom.common.metrics import scale_of
+from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Scope
 from hyperbloom.server.loop.exchange import Director, Evaluated, Outcome
@@ -23,8 +23,8 @@ from hyperbloom.strategies.turn import Evaluation, Turn
 
 FRUITLESS_ROUNDS = 10
 NEVER_EVALUATED = (
-    "no client could be evaluated in any round; see the log for each client's reason. The selecting metric may also be "
-    "undefined on the validation examples of all"
+    "no round can be selected: in none was the selecting metric known on validation examples. Either no client could "
+    "be evaluated (the log has each client's reason), or it is undefined for all (select names another)"
 )
 
 Save = Callable[[Progress], None]
@@ -76,10 +76,9 @@ class Run:
 
     def stop_early(self, number: int) -> None:
         """Tell the listeners that patience has ended the run."""
-        patience = self.config.patience
+        told = f"validation {title_of(self.algorithm.metrics[0])} has not become better"
         for listener in self.listeners:
-            metric = self.algorithm.metrics[0]
-            listener.event(f"{metric} has not become better for {patience} evaluations: round {number} was the last")
+            listener.event(f"{told} for {self.config.patience} evaluations: round {number} was the last")
 
     def train(self, number: int, outcome: Outcome) -> bool:
         """Play a round of training. Return False if clients were asked and none gave a usable answer."""

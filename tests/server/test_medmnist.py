@@ -41,7 +41,7 @@ def test_the_best_round_by_auroc_is_kept_and_patience_ends_each_strategy(
         values = {line["round"]: line["val_mean"] for line in lines}
         assert best["metric"] == "auroc" and values[best["round"]] == max(values.values())
         assert len(values) == best["round"] + 3 < 40, values
-        assert f"auroc has not become better for 3 evaluations: round {len(values)} was the last" in told
+        assert f"validation AUROC has not become better for 3 evaluations: round {len(values)} was the last" in told
         if name == "pfedhn":
             said = f"After {len(values)} of 40 rounds (in 3 evaluations the AUROC had not become better)"
             assert said in (run / "report.html").read_text()

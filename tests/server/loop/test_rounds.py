@@ -140,7 +140,7 @@ def test_patience_counts_evaluations_and_a_tie_is_not_better(
     assert [r.number for r in run.told.reports][-1] == last
     asked = {message.metadata.message_type for _, message in run.grid.sent}
     assert asked >= {"train", "evaluate"} and len(run.entries("evaluate", "a")) == 2 * 4
-    assert said.texts == [f"accuracy has not become better for 2 evaluations: round {last} was the last"]
+    assert said.texts == [f"validation accuracy has not become better for 2 evaluations: round {last} was the last"]
 
 
 def test_when_all_are_late_the_next_round_waits_for_one_of_them(crew: Callable[..., Crew], clock: Clock) -> None:
