@@ -83,7 +83,8 @@ def of_all(gains: Iterable[Gain], metric: str) -> str:
     bounds = interval(lambda rows: float(values[rows].mean()), len(values)) if len(values) > 1 else ()
     better, lone = sum(one.low > 0 for one in gains), sum(one.chosen == "alone" for one in gains)
     shown = _shown((float(values.mean()), *bounds), metric)
-    text = f"{len(gains)} clients gain {shown} on average: {better} gain for sure, {lone} keep what they trained alone"
+    who = "1 client gains" if len(gains) == 1 else f"{len(gains)} clients gain"
+    text = f"{who} {shown} on average: {better} gain for sure, {lone} keep what they trained alone"
     return text + (f", {worse} lose for sure" if (worse := sum(one.high < 0 for one in gains)) else "")
 
 
