@@ -56,7 +56,7 @@ class Conduct:
     def begin_anew(self, done: int | None = None) -> None:
         """Count rounds from 1 again, after `done` of them; None: after so many that all quarantines are over."""
         for record in self._records.values():
-            record.until = 0 if done is None else max(0, record.until - done)
+            record.until = -1 if done is None else record.until - done
 
     def to_json(self) -> dict[str, Any]:
         """Return all records as the roster stores them."""
