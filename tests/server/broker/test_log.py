@@ -103,6 +103,8 @@ def test_a_stranger_who_knocks_all_the_time_is_told_once_a_minute(
         for i in range(2500):
             say(f"refused ipv4:10.1.{i // 200}.{i % 200}:5: its key is unknown")
         assert len(told) == 2501
+        (once,) = superlink_log._log.filters
+        assert len(once._said) <= superlink_log.MOST, "strangers fill no memory"
         for text in "aba":
             say(text)
         assert told[2501:] == ["a", "b"]
@@ -110,6 +112,7 @@ def test_a_stranger_who_knocks_all_the_time_is_told_once_a_minute(
         say("a")
         say("a")
         assert told[2503:] == ["a", "a"]
+    assert not superlink_log._log.filters, "the next SuperLink of this process begins anew"
 
 
 def test_grpc_traces_handshakes_here_and_not_in_processes_that_are_started_from_here() -> None:

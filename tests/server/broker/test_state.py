@@ -152,6 +152,10 @@ def test_a_node_that_is_gone_gets_no_order_and_leaves_none(link: Link) -> None:
 def test_of_too_many_calls_those_that_come_later_do_not_wait(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(superlink_state, "MOST_WAITING", 1)
     a, b = link.node(b"a"), link.node(b"b")
+    told = list[threading.Event]()
+    for node in (a, b):  # whose time is over waits no longer
+        assert link.state.wait_for_order(node, 0.0, told.append)
+    assert len(told) == 2
     thread, bell = link.wait(a)
     link.state.wait_for_order(b, LONG_S, waits)
     assert thread.is_alive()
