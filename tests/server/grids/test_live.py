@@ -106,6 +106,13 @@ def garble(desk: Desk) -> None:
     desk.objects = dict.fromkeys(desk.objects, b"\xff" * 40)
 
 
+def replace_content(desk: Desk) -> None:
+    """Send a record where a reply has several by name."""
+    desk.message.__dict__["_content"] = ConfigRecord({"values": b"0"})
+    desk.tree = get_object_tree(desk.message)
+    desk.objects = {key: each.deflate() for key, each in get_all_nested_objects(desk.message).items()}
+
+
 def lose(desk: Desk) -> None:
     """Leave what the SuperLink notes of an object that was too large to keep."""
     desk.objects = dict.fromkeys(desk.objects, TOO_LARGE)
@@ -117,6 +124,7 @@ def lose(desk: Desk) -> None:
         (content, forge, "another message than was announced"),
         (content, impersonate, "another message than was announced"),
         (content, garble, "no message"),
+        (content, replace_content, "the reply is"),
         (lambda: content(2000), lambda desk: None, "expected a reply of at most 1000 bytes, found 20"),
         (content, lose, "expected a reply of at most 1000 bytes, found 1001 and more"),
         (lambda: content(1, 70), lambda desk: None, "expected a reply of at most 64 objects, found 72"),
