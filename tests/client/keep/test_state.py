@@ -257,8 +257,12 @@ def test_a_server_that_names_ever_new_runs_does_not_fill_the_disk(
     monkeypatch.setattr("hyperbloom.client.keep.state.MOST_RUNS", 3)
     for number in range(3):
         state.save_personal(scope(f"run-{number}"), LAYOUT, torch.zeros(LAYOUT.numel))
+        state.save_scored(f"run-{number}", {"weight": VALUES}, SCORED)
     with pytest.raises(HyperbloomError, match="keeps models of 3 runs already"):
         state.save_personal(scope("run-3"), LAYOUT, torch.zeros(LAYOUT.numel))
+    with pytest.raises(HyperbloomError, match="keeps models of 3 runs already"):
+        state.save_scored("run-3", {"weight": VALUES}, SCORED)
+    state.save_scored("run-1", {"weight": VALUES}, SCORED)
     state.save_personal(scope("run-1"), LAYOUT, torch.ones(LAYOUT.numel))
     found = state.load_personal(scope("run-1"), LAYOUT)
     assert found is not None and found[0].sum() == LAYOUT.numel
