@@ -289,7 +289,8 @@ def test_rounding_in_the_moments_of_equal_values_is_no_scale() -> None:
     run, roster = config(task="classification"), Roster(0)
     doors = Admission(run, make_algorithm(run), schema=SCHEMA)
     for name in "ab":
-        about = replace(introduction(name), schema=SCHEMA, moments=(20.0, value, rounding, 20.0, 0.0, 0.0))
+        told = (20.0, value, rounding, 20.0, 0.0, 0.0)
+        about = replace(introduction(name), schema=SCHEMA, moments=told, train_examples=40)
         doors.check(about, roster)
         roster.admit(ord(name), about)
     scales = read_schema(doors.scale_columns(roster) or "", "it").scales
