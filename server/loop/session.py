@@ -222,7 +222,13 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
     told: tuple[str, ...] = ()
     for name in (config.strategy, *config.baselines):
         one = config if name == config.strategy else baseline_config(config, name)
-        algorithm = make_algorithm(one)
+        try:
+            algorithm = make_algorithm(one)
+        except ConfigError as error:
+            if name == config.strategy or not str(error).startswith("options."):
+                raise
+            why = f"{name} has its default options as a baseline, and needs others; make it the strategy"
+            raise ConfigError(f"baselines: {why} ({error})") from None
         check_protection(one, algorithm)
         asked = greeting_of(algorithm).asks
         if name == config.strategy:

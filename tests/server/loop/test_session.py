@@ -185,6 +185,10 @@ def test_a_baseline_has_its_own_options_and_its_own_way_of_going_round(config: R
             "^baselines: ghn asks clients for more than local; make it the strategy$",
         ),
         (
+            {"baselines": ("fedhenn",)},
+            r"^baselines: fedhenn has its default options as a baseline, .*make it the strategy \(options.rad: ",
+        ),
+        (
             {"adapt": "head", "baselines": ("fedper",)},
             "^adapt: expected more than head with fedper, whose clients keep the head$",
         ),
