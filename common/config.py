@@ -136,7 +136,9 @@ class RunConfig(Section):
     clients: Positive = Field(6, description="clients that must have joined before the first round")
     cohort: Positive = Field(1, description="clients drawn at random for a round; 1 is the paper's setting")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of all random draws on server and clients")
-    eval_every: Positive = Field(10, description="rounds between evaluations on every client")
+    eval_every: Positive = Field(
+        10, description="rounds between evaluations on every client; default: 10, or a quarter of all if that is less"
+    )
     model: str = Field(
         "auto", description="target network; 'auto' takes lenet for images of 28 pixels or more, else mlp"
     )
@@ -249,8 +251,8 @@ def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], whe
                 raise ConfigError(f"{parent}: expected a section with keys of its own, found {target!r}")
         target[name] = value
     config = check(RunConfig, result, where)
-    if "eval_every" not in config.model_fields_set:  # the default must fit a short run
-        config = config.model_copy(update={"eval_every": min(config.eval_every, config.rounds)})
+    if "eval_every" not in config.model_fields_set:  # validation must have several rounds to select from
+        config = config.model_copy(update={"eval_every": min(config.eval_every, max(1, config.rounds // 4))})
     if config.asynchronous and "schedule" not in config.local.model_fields_set:
         local = config.local.model_copy(update={"schedule": "constant"})
         config = config.model_copy(update={"local": local})

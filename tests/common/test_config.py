@@ -427,13 +427,15 @@ def test_all_numbers_and_words_survive_the_run_folder(
     assert load_run_config(tmp_path / "config.yaml", {}) == config
 
 
-def test_a_run_shorter_than_the_default_is_evaluated_at_its_end(tmp_path: Path) -> None:
+def test_a_short_run_is_evaluated_at_each_quarter_by_default(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("rounds: 3\n")
-    assert load_run_config(path, {}).eval_every == 3
-    assert load_run_config(path, {"rounds": 30}).eval_every == 10
+    path.write_text("rounds: 9\n")
+    assert load_run_config(path, {}).eval_every == 2
+    for rounds, every in ((1, 1), (3, 1), (4, 1), (20, 5), (39, 9), (40, 10), (200, 10)):
+        assert load_run_config(path, {"rounds": rounds}).eval_every == every
+    assert load_run_config(path, {"eval_every": 9}).eval_every == 9
     path.write_text(dump_run_config(load_run_config(path, {})))
-    assert load_run_config(path, {}).eval_every == 3
+    assert load_run_config(path, {}).eval_every == 2
 
 
 def test_aliases_that_stand_for_too_much_are_refused(file: Path) -> None:

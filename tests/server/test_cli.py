@@ -670,7 +670,7 @@ def test_flags_become_the_configuration(flags: str, overrides: dict[str, Any] | 
 def test_the_number_of_local_clients_does_not_win_over_a_file(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("rounds: 30")
     given = parse(flower_server, ["--config", str(tmp_path / "run.yaml"), "--local-clients", "2"])
-    assert cli._config(given.params) == RunConfig(rounds=30)
+    assert cli._config(given.params) == RunConfig(rounds=30, eval_every=7)
 
 
 # ---------------------------------------------------------------------- over the network, without one

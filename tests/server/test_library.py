@@ -80,7 +80,7 @@ def test_processes_give_the_same_run(tmp_path: Path) -> None:
 def test_a_run_made_in_python_is_as_one_from_a_file(tmp_path: Path) -> None:
     short = RunConfig(strategy="local", clients=1, rounds=2, local=LocalConfig(steps=1))
     run = hyperbloom.run(short, run_dir=tmp_path / "run")
-    assert (run.config.eval_every, len(run.metrics)) == (2, 2) and run.report.path.exists()
+    assert (run.config.eval_every, len(run.metrics)) == (1, 2) and run.report.path.exists()
     at_once = short.model_copy(update={"asynchronous": True})
     assert hyperbloom.run(at_once, run_dir=tmp_path / "asynchronous").config.local.schedule == "constant"
     assert FlowerStrategy(at_once).config.local.schedule == "constant"

@@ -141,7 +141,7 @@ def test_the_folders_are_runs_of_the_settings_and_the_best_one_is_a_configuratio
     for path in out.glob("*-seed0"):
         rounds, one, _ = path.name.split("-")
         config = load_run_config(path / "config.yaml", {})
-        assert (config.rounds, config.eval_every) == (int(rounds), int(rounds))
+        assert (config.rounds, config.eval_every) == (int(rounds), 1)
         assert (config.local.learning_rate, config.local.batch_size) == (RATES[int(one) // 2], (8, 16)[int(one) % 2])
         assert (config.baselines, config.gains) == ((), False), "only the strategy is scored"
     val = {
