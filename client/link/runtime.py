@@ -140,7 +140,7 @@ def retries_of(link: Link) -> flower.RetryInvoker:
 
     def back(state: flower.RetryState) -> None:
         if state.tries > 1:
-            log.info("%s answers again after %.0f s", link.address, state.elapsed_time)
+            log.info("%s answers after %.0f s", link.address, state.elapsed_time)
 
     return flower.RetryInvoker(
         lambda: flower.exponential(base_delay=0.2, max_delay=RECONNECT_DELAY_S),

@@ -96,8 +96,11 @@ class TerminalView(Listener):
             print_line(self.console, text, style)
 
     def add_round(self, line: Line) -> None:
-        """Add a line of metrics.jsonl."""
+        """Add a line of metrics.jsonl; warn of an evaluation that cannot be selected."""
         self.board.add_round(line)
+        if "metric" in line and "val_mean" not in line:
+            where = f"no training client has {title_of(line['metric'])} on its validation examples"
+            self.show(f"round {line['round']} cannot be selected: {where} (select names another metric)", "yellow")
         if "test_mean" in line and not self._live:
             print_line(self.console, self.board.sentence())
 

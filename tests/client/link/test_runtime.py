@@ -95,7 +95,7 @@ def test_a_server_that_is_away_is_asked_again_until_it_answers(caplog: pytest.Lo
     assert waits[7:] == [10] * 33
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "127.0.0.1:1 does not answer; trying until it does (Ctrl-C leaves)"
-    assert said[1].startswith("127.0.0.1:1 answers again after ")
+    assert said[1].startswith("127.0.0.1:1 answers after ")
     assert len(said) == 2
 
 
@@ -435,7 +435,7 @@ def test_a_clock_that_is_wrong_is_told_and_may_be_set(caplog: pytest.LogCaptureF
         assert retries.invoke(failing(wrong, wrong, wrong)) == "answer, 0 errors left"
     said = [record.getMessage() for record in caplog.records]
     assert "refuses this client for now" in said[0] and "70 s ahead" in said[0]
-    assert len(said) == 2  # and that it answers again
+    assert len(said) == 2  # and that it answers now
 
 
 REFUSED = Lost(grpc.StatusCode.PERMISSION_DENIED, "key SHA256:abc is unknown or revoked")

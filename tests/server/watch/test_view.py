@@ -9,13 +9,14 @@ import pytest
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.wire.orders import TrainResult
+from hyperbloom.common.wire.orders import EvaluateResult, SplitScore, TrainResult
 from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.watch.view import MOST_ROWS, TerminalView, results_table
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 
+from ...scores import right
 from ..recorded import left_out, score
 
 
@@ -146,6 +147,20 @@ def test_without_a_terminal_an_evaluation_is_a_line(now: None) -> None:
     view.phase_done(strategy())
     view.close()
     assert text(shown) == ("pfedhn: round 10/20  accuracy mean 50.0 %, worst client 25.0 %  2.0 rounds/s  5 s left\n")
+
+
+def test_an_evaluation_without_the_selecting_metric_says_that_it_cannot_be_selected(now: None) -> None:
+    shown = console()
+    view = TerminalView(shown)
+    view.phase(strategy(), "pfedhn")
+    scores = {name: EvaluateResult(SplitScore(4, 1.0), right(correct, 4)) for name, correct in (("a", 3), ("b", 1))}
+    view.round_done(RoundReport(10, 20, Outcome({}, Evaluated(scores)), 0.5, 5.0))
+    warning, figures = text(shown).splitlines()
+    assert warning == (
+        "round 10 cannot be selected: no training client has accuracy on its validation examples "
+        "(select names another metric)"
+    )
+    assert figures.startswith("pfedhn: round 10/20  accuracy mean 50.0 %, worst client 25.0 %")
 
 
 def test_each_strategy_is_timed_from_its_own_start(now: None) -> None:
