@@ -13,6 +13,7 @@ import math
 import shutil
 import statistics
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,10 +22,13 @@ from benchmarks.pays_sets import SETS
 from hyperbloom.common.config import make_run_config
 from hyperbloom.server.library import run as play
 from hyperbloom.strategies import pfedhn
+from hyperbloom.strategies.algorithm import Algorithm
 
 AS_WRITTEN = "training begins as written"
 CODE: dict[str, Any] = {"local.learning_rate": 5e-3, "local.schedule": "constant"}  # the rate of pFedHN's code
 SAME = "0.005, constant"  # everything else as by default
+DEFAULT = "the default"
+FIXED = "r = 1 in all rounds"  # though the rate decays
 STARTS: dict[str, dict[str, Any]] = {
     "the paper's start": {"start": "hypernetwork", **CODE},
     "scaled": {"strategy": "figures.scaled:PFedHNScaled", **CODE},
@@ -38,17 +42,29 @@ RATES: dict[str, dict[str, Any]] = {
     SAME: CODE,
     "0.01, constant": {**CODE, "local.learning_rate": 1e-2},
     "0.02, constant": {**CODE, "local.learning_rate": 2e-2},
-    "the default": {},
+    DEFAULT: {},
     "0.02, cosine": {"local.learning_rate": 2e-2},
 }
-VARIANTS = STARTS | RATES
+NEARNESS: dict[str, dict[str, Any]] = {FIXED: {}, DEFAULT: {}}
+VARIANTS = STARTS | RATES | NEARNESS
+ROUNDS = 40
+"""Of the runs that compare all variants; shorter ones compare `NEARNESS` alone."""
 SMALL = tuple(SETS)[:3] + tuple(SETS)[4:6]
 """Those with small networks, of which a run takes seconds."""
 UNCHANGED = frozenset(SMALL) - {"airline tweets, users"}
-"""Those whose clients have at most `pfedhn.FEW` examples, so that training begins as written by default."""
+"""Those whose clients have at most `pfedhn.FEW` examples, so that training begins as written at a constant rate."""
 LARGE = tuple(SETS)[6:]
 BEGIN, END = "<!-- figures.starts: begin -->", "<!-- figures.starts: end -->"
 Line = dict[str, Any]
+
+
+def changed(variant: str) -> AbstractContextManager[Any]:
+    """Return what changes the strategy where no option does."""
+    if variant == AS_WRITTEN:
+        return mock.patch.object(pfedhn, "FEW", math.inf)
+    if variant == FIXED:
+        return mock.patch.object(pfedhn.PFedHN, "round", Algorithm.round)
+    return nullcontext()
 
 
 def measure(args: argparse.Namespace, name: str, variant: str, rounds: int, seed: int) -> Line:
@@ -58,7 +74,7 @@ def measure(args: argparse.Namespace, name: str, variant: str, rounds: int, seed
     values: dict[str, Any] = {"rounds": rounds, "seed": seed}
     values |= {"clients": federation.clients, "cohort": federation.cohort}
     values |= {"gains": False, "data": federation.data(args.data_dir, args.shared, args.work)}
-    with mock.patch.object(pfedhn, "FEW", math.inf if variant == AS_WRITTEN else pfedhn.FEW):
+    with changed(variant):
         done = play(make_run_config(values, VARIANTS[variant], "figures.starts"), run_dir=folder)
     found = [row["val_mean"] for row in done.metrics if "val_mean" in row]
     shutil.rmtree(folder)
@@ -66,10 +82,12 @@ def measure(args: argparse.Namespace, name: str, variant: str, rounds: int, seed
     return line | {"selected": round(max(found), 2)}
 
 
-def variants(name: str, seed: int) -> list[str]:
+def variants(name: str, seed: int, rounds: int = ROUNDS) -> list[str]:
     """Return the variants to run of a data set; those with large networks have other rates with the first seed only."""
+    if rounds < ROUNDS:
+        return [] if name in LARGE else list(NEARNESS)
     if name in LARGE:
-        return [AS_WRITTEN, SAME, *(each for each in RATES if each != SAME and seed == 0)]
+        return [AS_WRITTEN, SAME, *(each for each in RATES | NEARNESS if each != SAME and seed == 0)]
     return [variant for variant in VARIANTS if variant != AS_WRITTEN or name not in UNCHANGED]
 
 
@@ -79,12 +97,12 @@ def read(path: Path) -> list[Line]:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Return means over seeds as Markdown: what training starts at, then rates; a row for each set.
+    """Return means over seeds as Markdown: what training starts at, rates, whether `r` falls; a row for each set.
 
     A row has the seeds that were run with all variants of the row.
     """
     parts = list[str]()
-    for columns in (STARTS, RATES):
+    for columns in (STARTS, RATES, NEARNESS):
         parts += ["", _row(["data", "rounds", "seeds", *columns]), _row(["---"] * (3 + len(columns)))]
         for rounds, name in itertools.product(sorted({line["rounds"] for line in lines}), SMALL + LARGE):
             here = [line for line in lines if (line["set"], line["rounds"]) == (name, rounds)]
@@ -109,7 +127,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--shared", type=Path, default=Path("../shared/data"), help="folder with the tables")
     parser.add_argument("--work", type=Path, default=Path("runs/starts"), help="folder for runs that are not over")
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("starts.jsonl"))
-    parser.add_argument("--rounds", type=int, nargs="+", default=(40,))
+    parser.add_argument("--rounds", type=int, nargs="+", default=(10, 20, ROUNDS))
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
     parser.add_argument("--sets", nargs="+", default=[""], help="how the names of the sets begin")
     parser.add_argument("--page", type=Path, help="write the table into this page")
@@ -124,7 +142,7 @@ def main(words: Sequence[str] | None = None) -> None:
     done = {(line["set"], line["variant"], line["rounds"], line["seed"]) for line in read(args.results)}
     names = [name for name in SMALL + LARGE if name.startswith(tuple(args.sets))]
     places = itertools.product(args.seeds, args.rounds, names)
-    wanted = [(name, each, rounds, seed) for seed, rounds, name in places for each in variants(name, seed)]
+    wanted = [(name, each, rounds, seed) for seed, rounds, name in places for each in variants(name, seed, rounds)]
     for one in [one for one in wanted if one not in done]:
         text = json.dumps(measure(args, *one))
         with args.results.open("a", encoding="utf-8") as file:

@@ -19,9 +19,10 @@ A client is scored with, and uses, what it made of theta_i in its last training.
 
     w + d_i with d_i = theta_i~ - w after that round
 
-A client with n_i examples, more than FEW, begins its training between the two:
+A client with n_i examples begins its training between the two, the nearer to its own the more examples it has and the
+lower the learning rate is, r times that of the first round:
 
-    theta_i = w + (1 - a_i) h(v_i; phi) + a_i d_i, a_i = max(0, 1 - FEW / n_i)
+    theta_i = w + (1 - a_i) h(v_i; phi) + a_i d_i, a_i = 1 - r min(1, FEW / n_i)
 
 `options.personal=written` takes w + h(v_i; phi) for both, and so does a client that has not trained yet.
 
@@ -45,16 +46,17 @@ from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.orders import Introduction
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import Algorithm, Setting
-from hyperbloom.strategies.exchange import Client, Update
+from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.hypernetworks import ChunkedHypernetwork, EmbeddingTable, Hypernetwork, MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule, by_size
+from hyperbloom.strategies.turn import Turn
 
 OVERLAP = 32
 """Recent replies that asynchronous mode keeps for `overlap`, each as large as the target network."""
 
 
 FEW = 1000
-"""Most training examples with which a client begins its training at what the hypernetwork writes."""
+"""Most training examples with which a client begins at what the hypernetwork writes while the rate is the first."""
 
 
 class PFedHNOptions(Section):
@@ -141,6 +143,7 @@ class PFedHN(Algorithm):
             raise ConfigError("options.clip_deltas: a cohort is needed to compare with; asynchronous has none")
         self.keeps_sent = self.uses_trained
         self._known_rows = 0  # number of rows that came with a frozen hypernetwork; they stay fixed
+        self._rate = 1.0  # r: the learning rate of this round's local training by that of the first round
 
     @property
     def uses_trained(self) -> bool:
@@ -201,10 +204,15 @@ class PFedHN(Algorithm):
         """Return True, but with a frozen hypernetwork only for clients that it never trained on."""
         return client.row >= self._known_rows
 
+    def round(self, turn: Turn) -> Exchanges[None]:
+        """Let the cohort train. At a low rate, training would not get back from what is written to a client's own."""
+        self._rate = turn.sgd.learning_rate / self.config.local.learning_rate
+        yield from super().round(turn)
+
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
         """Return theta_i, with one forward pass for all clients of a head."""
         written, own = self.by_head(clients, self.learner.generate), self._own(clients)
-        shares = [max(0.0, 1 - FEW / client.about.train_examples) for client in clients]
+        shares = [1 - self._rate * min(1.0, FEW / client.about.train_examples) for client in clients]
         return [
             new if row is None else replace(new, values=torch.lerp(new.values, row, share))
             for new, row, share in zip(written, own, shares, strict=True)

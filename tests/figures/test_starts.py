@@ -1,9 +1,16 @@
 """The table of starts and rates: means over the seeds that a row's variants share."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from figures.starts import AS_WRITTEN, BEGIN, END, LARGE, SAME, read, table, variants
+import pytest
+import torch
+
+from figures.starts import AS_WRITTEN, BEGIN, DEFAULT, END, FIXED, LARGE, SAME, SMALL, changed, read, table, variants
+from hyperbloom.common.config import make_run_config
+from hyperbloom.common.wire.orders import TrainOrder, TrainResult
+from tests.strategies.conftest import introduction, joined, play, turn
 
 TOP = Path(__file__).parents[2]
 
@@ -16,13 +23,40 @@ def line(variant: str, seed: int, selected: float) -> dict[str, Any]:
 def test_a_row_has_the_seeds_of_all_its_variants() -> None:
     lines = [line("the default", seed, 90.0 + seed) for seed in range(3)]
     lines += [line("0.001, constant", 2, 89.5), line(AS_WRITTEN, 0, 88.0), line(SAME, 0, 88.5), line(SAME, 2, 89.0)]
-    starts, rates = table(lines).split("\n\n")
+    starts, rates, _ = table(lines).split("\n\n")
     assert starts.splitlines()[2].startswith(f"| {LARGE[0]} | 40 | 1 |") and "| 88.0 |" in starts
     assert "| 40 | 1 | 89.5 |" in rates and "| 92.0 |" in rates
 
 
 def test_large_networks_are_run_with_other_rates_with_the_first_seed() -> None:
     assert "0.02, cosine" in variants(LARGE[0], 0) and variants(LARGE[0], 1) == [AS_WRITTEN, SAME]
+
+
+def test_short_runs_compare_only_whether_training_begins_nearer_as_the_rate_decays() -> None:
+    assert variants(SMALL[0], 0, 10) == [FIXED, DEFAULT] and variants(LARGE[0], 0, 10) == []
+
+
+@pytest.mark.parametrize(("variant", "share"), [(FIXED, 0.0), (DEFAULT, 0.5)])
+def test_without_the_change_training_begins_as_written_at_any_rate(variant: str, share: float) -> None:
+    """In the third of four rounds, where the cosine has half of the rate."""
+    config = make_run_config({"clients": 1, "rounds": 4}, {}, "test")
+    algorithm = joined(config, introduction("a", size=config.sizes[0], train_examples=100))
+    client, sent = algorithm.clients[0], list[Any]()
+
+    def train(name: str, order: TrainOrder) -> TrainResult:
+        assert order.weights is not None
+        sent.append(order.weights)
+        return TrainResult(0.1, replace(order.weights, values=torch.ones_like(order.weights.values)))
+
+    with changed(variant):
+        for number in (1, 2):
+            play(algorithm.round(turn(algorithm, number)), train)
+        own, written = (
+            algorithm.personal([client])[0].values,
+            algorithm.learner.generate([0], algorithm.head_of(client)),
+        )
+        play(algorithm.round(turn(algorithm, 3)), train)
+    torch.testing.assert_close(sent[2].values, torch.lerp(written[0], own, share))
 
 
 def test_the_page_has_the_committed_results() -> None:

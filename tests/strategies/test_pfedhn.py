@@ -26,6 +26,7 @@ from hyperbloom.strategies.hypernetworks import MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import UpdateRule
 from hyperbloom.strategies.pfedhn import PFedHNOptions, PFedHNPCOptions
 from tests.strategies.conftest import (
+    BRIEF,
     RUN_ID,
     History,
     Inline,
@@ -36,6 +37,8 @@ from tests.strategies.conftest import (
     digits_settings,
     introduction,
     joined,
+    play,
+    turn,
 )
 from tests.strategies.reference import LocalSGD, PlainHypernetwork, PlainPFedHN, local_loop, seed_of
 
@@ -285,6 +288,34 @@ def test_training_begins_the_nearer_to_a_clients_last_training_the_more_examples
     sent_values = algorithm.weights([client])[0].values
     algorithm.learn([reply_of(algorithm, client, second)])
     torch.testing.assert_close(algorithm.personal([client])[0].values, sent_values + second)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "examples", "share"),
+    [("constant", 400, 0.0), ("constant", 4000, 0.75), ("cosine", 400, 0.5), ("cosine", 4000, 0.875)],
+)
+def test_training_begins_the_nearer_to_a_clients_last_training_the_lower_the_rate_is(
+    schedule: str, examples: int, share: float
+) -> None:
+    config = digits_config(rounds=4, local=BRIEF.model_copy(update={"schedule": schedule}))
+    about = replace(DIGITS, train_examples=examples)
+    algorithm = joined(config, about, replace(about, client_id="other"))
+    client, changes = algorithm.clients[0], torch.Generator().manual_seed(0)
+    sent: list[Tensor] = []
+
+    def train(name: str, order: TrainOrder) -> TrainResult:
+        assert order.weights is not None
+        if name == client.client_id:
+            sent.append(order.weights.values)
+        change = torch.randn(order.weights.values.shape, generator=changes)
+        return TrainResult(0.1, replace(order.weights, values=change))
+
+    for number in (1, 2):
+        play(algorithm.round(turn(algorithm, number)), train)
+    own, written = algorithm.personal([client])[0].values, algorithm.learner.generate([0], algorithm.head_of(client))[0]
+    assert not torch.allclose(own, written)
+    play(algorithm.round(turn(algorithm, 3)), train)  # in the middle of the cosine: half of the rate
+    torch.testing.assert_close(sent[2], (1 - share) * written + share * own)
 
 
 @pytest.mark.parametrize(
