@@ -100,7 +100,7 @@ class TerminalView(Listener):
         self.board.add_round(line)
         if "metric" in line and "val_mean" not in line:
             where = f"no training client has {title_of(line['metric'])} on its validation examples"
-            self.show(f"round {line['round']} cannot be selected: {where} (select names another metric)", "yellow")
+            self.show(f"round {line['round']} cannot be selected: {where} (set select to another metric)", "yellow")
         if "test_mean" in line and not self._live:
             print_line(self.console, self.board.sentence())
 

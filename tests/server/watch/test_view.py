@@ -158,7 +158,7 @@ def test_an_evaluation_without_the_selecting_metric_says_that_it_cannot_be_selec
     warning, figures = text(shown).splitlines()
     assert warning == (
         "round 10 cannot be selected: no training client has accuracy on its validation examples "
-        "(select names another metric)"
+        "(set select to another metric)"
     )
     assert figures.startswith("pfedhn: round 10/20  accuracy mean 50.0 %, worst client 25.0 %")
 
