@@ -53,6 +53,8 @@ SMALL = tuple(SETS)[:3] + tuple(SETS)[4:6]
 """Those with small networks, of which a run takes seconds."""
 UNCHANGED = frozenset(SMALL) - {"airline tweets, users"}
 """Those whose clients have at most `pfedhn.FEW` examples, so that training begins as written at a constant rate."""
+SCANS = tuple(SETS)[3:4]
+"""Many sites with few X-rays; compared with `NEARNESS` alone."""
 LARGE = tuple(SETS)[6:]
 BEGIN, END = "<!-- figures.starts: begin -->", "<!-- figures.starts: end -->"
 Line = dict[str, Any]
@@ -85,9 +87,11 @@ def measure(args: argparse.Namespace, name: str, variant: str, rounds: int, seed
 def variants(name: str, seed: int, rounds: int = ROUNDS) -> list[str]:
     """Return the variants to run of a data set; those with large networks have other rates with the first seed only."""
     if rounds < ROUNDS:
-        return [] if name in LARGE else list(NEARNESS)
+        return [] if name in SCANS + LARGE else list(NEARNESS)
     if name in LARGE:
-        return [AS_WRITTEN, SAME, *(each for each in RATES | NEARNESS if each != SAME and seed == 0)]
+        return [AS_WRITTEN, SAME, *(each for each in RATES if each not in (SAME, DEFAULT) and seed == 0), *NEARNESS]
+    if name in SCANS:
+        return list(NEARNESS)
     return [variant for variant in VARIANTS if variant != AS_WRITTEN or name not in UNCHANGED]
 
 
@@ -104,7 +108,7 @@ def table(lines: Sequence[Line]) -> str:
     parts = list[str]()
     for columns in (STARTS, RATES, NEARNESS):
         parts += ["", _row(["data", "rounds", "seeds", *columns]), _row(["---"] * (3 + len(columns)))]
-        for rounds, name in itertools.product(sorted({line["rounds"] for line in lines}), SMALL + LARGE):
+        for rounds, name in itertools.product(sorted({line["rounds"] for line in lines}), SMALL + SCANS + LARGE):
             here = [line for line in lines if (line["set"], line["rounds"]) == (name, rounds)]
             runs = {each: {x["seed"]: x["selected"] for x in here if x["variant"] == each} for each in columns}
             if AS_WRITTEN in columns and name in UNCHANGED:
@@ -140,7 +144,7 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     args.work.mkdir(parents=True, exist_ok=True)
     done = {(line["set"], line["variant"], line["rounds"], line["seed"]) for line in read(args.results)}
-    names = [name for name in SMALL + LARGE if name.startswith(tuple(args.sets))]
+    names = [name for name in SMALL + SCANS + LARGE if name.startswith(tuple(args.sets))]
     places = itertools.product(args.seeds, args.rounds, names)
     wanted = [(name, each, rounds, seed) for seed, rounds, name in places for each in variants(name, seed, rounds)]
     for one in [one for one in wanted if one not in done]:

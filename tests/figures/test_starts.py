@@ -29,7 +29,7 @@ def test_a_row_has_the_seeds_of_all_its_variants() -> None:
 
 
 def test_large_networks_are_run_with_other_rates_with_the_first_seed() -> None:
-    assert "0.02, cosine" in variants(LARGE[0], 0) and variants(LARGE[0], 1) == [AS_WRITTEN, SAME]
+    assert "0.02, cosine" in variants(LARGE[0], 0) and variants(LARGE[0], 1) == [AS_WRITTEN, SAME, FIXED, DEFAULT]
 
 
 def test_short_runs_compare_only_whether_training_begins_nearer_as_the_rate_decays() -> None:
