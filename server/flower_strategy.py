@@ -48,9 +48,10 @@ class FlowerStrategy(Strategy):
     def __init__(
         self, config: RunConfig, run_dir: str | Path | None = None, listeners: Sequence[Listener] = ()
     ) -> None:
-        config = make_run_config({}, config.model_dump(exclude_unset=True), "FlowerStrategy()")
-        check_run(config, uses_data_section=False)
-        self.config, self.run_dir, self.listeners = config, run_dir, listeners
+        self._given = config.model_dump(exclude_unset=True)
+        self.config = make_run_config({}, self._given, "FlowerStrategy()")
+        check_run(self.config, uses_data_section=False)
+        self.run_dir, self.listeners = run_dir, listeners
 
     def start(
         self,
@@ -81,13 +82,15 @@ class FlowerStrategy(Strategy):
             HyperbloomError: the initial arrays do not fit, too few clients joined, or none answers any more.
         """
         folder = Path(self.run_dir).resolve() if self.run_dir else new_run_folder(None, self.config.strategy).resolve()
-        rounds = num_rounds or self.config.rounds
-        changes: dict[str, Any] = {"rounds": rounds, "eval_every": min(self.config.eval_every, rounds)}
+        config, changes = self.config, dict[str, Any]()
+        if num_rounds:
+            every = {"eval_every": min(config.eval_every, num_rounds)} if "eval_every" in self._given else {}
+            config = make_run_config(self._given, {"rounds": num_rounds, **every}, "FlowerStrategy.start()")
         if timeout is not None:
             changes["round_timeout_s"] = timeout
         if initial_arrays is not None and len(initial_arrays):
             changes["init_from"] = str(_stored(initial_arrays, folder / "initial"))
-        config = self.config.model_copy(update=changes)
+        config = config.model_copy(update=changes)
         resume = folder if begun_as(config, folder, "run_dir") else None
         central = _Central(evaluate_fn, config.strategy)
         run_federation(config, Machines(), Console(), folder, True, resume, grid, (central, *self.listeners))

@@ -82,6 +82,14 @@ def test_start_takes_rounds_and_seconds_from_its_caller(config: RunConfig, tmp_p
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("given", "evaluated"), [({}, [2, 4, 6, 8]), ({"eval_every": 5}, [5, 8])])
+def test_fewer_rounds_are_evaluated_as_in_a_run_of_so_many(
+    given: dict[str, Any], evaluated: list[int], tmp_path: Path
+) -> None:
+    config = RunConfig.model_validate({"clients": 2, "local": {"steps": 1}, **given})
+    assert list(started(config, tmp_path, num_rounds=8).evaluate_metrics_clientapp) == evaluated
+
+
 def test_a_run_that_cannot_work_is_refused_before_it_starts() -> None:
     with pytest.raises(ConfigError, match="asynchronous: fedavg learns from whole rounds"):
         FlowerStrategy(RunConfig(strategy="fedavg", asynchronous=True))
