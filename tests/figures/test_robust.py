@@ -10,7 +10,8 @@ pytestmark = pytest.mark.usefixtures("clean_process")
 
 @pytest.mark.slow
 def test_hostile_clients_harm_the_honest_ones() -> None:
-    data, local = DataConfig(split="shares", max_train=20), LocalConfig(steps=15)
+    data = DataConfig(split="shares", max_train=20)
+    local = LocalConfig(steps=15, learning_rate=0.005, schedule="constant")  # as in the study
     config = RunConfig(clients=10, cohort=10, rounds=4, eval_every=4, checkpoint_every=0, data=data, local=local)
     scores = {attack: robust.accuracy(attack, "none", config) for attack in robust.ATTACKS}
     assert scores.keys() == {"none", "sign", "labels"}
