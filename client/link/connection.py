@@ -30,7 +30,9 @@ WAIT_S = 20.0
 ANSWER_S = 60.0
 """Most seconds until a call for an order is answered, beyond its wait; then the connection is lost."""
 
-LEAVING_S = 5.0
+LEAVING_S = 3.0
+"""Most seconds for each of the last three calls. Docker kills a container 10 s after it has asked it to end."""
+
 TRANSFER_DEADLINE_S = 120.0
 THIS_IMPORT = secrets.token_hex(8)  # with its number it tells a process, forked or not, from others with its key
 SOON_S = 2.0  # until the next try of a heartbeat that failed
@@ -74,10 +76,10 @@ class Connection:
         try:
             with suppress(grpc.RpcError):
                 if self.node_id:
-                    self._call_once("DeactivateNode", flower.DeactivateNodeRequest(node_id=self.node_id), LEAVING_S)
+                    self._call("DeactivateNode", flower.DeactivateNodeRequest(node_id=self.node_id))
                     if self._registers:
                         gone = flower.UnregisterNodeFleetRequest(node_id=self.node_id)
-                        self._call_once("UnregisterNode", gone, LEAVING_S)
+                        self._call("UnregisterNode", gone)
         finally:
             self._channel.close()
 
@@ -129,6 +131,12 @@ class Connection:
                 ((name, contents[name]) for name in response.objects_to_push), push
             )
 
+    def leave(self, reply: Message) -> None:
+        """Send the last reply of a client that leaves, if the server listens."""
+        self._over.set()
+        with suppress(grpc.RpcError, flower.ObjectPushError):
+            self.send(reply, 0.0)
+
     def piece(self, name: str) -> bytes | None:
         """Return what a server of ours has under a name of `common/handout.py`; None if it has nothing."""
         response = self._call("PullObject", flower.PullObjectRequest(node=self._node, object_id=name), ANSWER_S)
@@ -141,7 +149,9 @@ class Connection:
     def _call(
         self, method: str, request: Any, timeout: float | None = None, headers: tuple[tuple[str, str], ...] = ()
     ) -> Any:
-        """Make a call, again and again if need be."""
+        """Make a call, again and again if need be; once if this client leaves."""
+        if self._over.is_set():
+            return self._call_once(method, request, LEAVING_S, headers)
         return self._retries.invoke(self._call_once, method, request, timeout, headers)
 
     def _call_once(

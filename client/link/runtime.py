@@ -106,7 +106,7 @@ def _answer(app: App, message: Message, context: Context, connection: Connection
     try:
         reply = app(message, context)
     except KeyboardInterrupt:
-        connection.send(Message(Error(failed, "the client is leaving"), reply_to=message), 0.0)
+        connection.leave(Message(Error(failed, "the client is leaving"), reply_to=message))
         raise
     except Exception as error:
         log.exception("%s failed: %s", message.metadata.message_type, error)

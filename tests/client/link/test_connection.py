@@ -220,7 +220,7 @@ def test_a_stock_superlink_takes_keys_if_the_client_is_told_that_it_is_one(tmp_p
 
 
 class Hanging(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
-    """A server that lets a client in, and never answers its goodbye."""
+    """A server that lets a client in, takes no reply, and never answers its goodbye."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -234,20 +234,28 @@ class Hanging(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
     def SendNodeHeartbeat(self, request: Any, context: Any) -> Any:
         return SendNodeHeartbeatResponse(success=True)
 
+    def PushMessages(self, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "the server goes")
+
     def DeactivateNode(self, request: Any, context: Any) -> Any:
         self.over.wait(60)
         return fleet_pb2.DeactivateNodeResponse()
 
 
-def test_a_client_leaves_though_nobody_answers_its_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(60)
+def test_a_client_leaves_though_nobody_takes_its_last_reply_or_answers_its_goodbye(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(client_connection, "LEAVING_S", 0.3)
     hanging, server = Hanging(), grpc.server(ThreadPoolExecutor(4))
     fleet_pb2_grpc.add_FleetServicer_to_server(hanging, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with session(Link(f"127.0.0.1:{port}", insecure=True)):
-            pass
+        with session(Link(f"127.0.0.1:{port}", insecure=True)) as client:
+            order = Message(content(0), client.node_id, "train")
+            order.metadata.__dict__["_message_id"] = order.object_id
+            client.leave(Message(content(0), reply_to=order))
     finally:
         hanging.over.set()
         server.stop(None)

@@ -182,6 +182,10 @@ class FakeServer:
         self.sent.append(reply)
         self.seconds.append(seconds)
 
+    def leave(self, reply: Message) -> None:
+        """Take the last reply."""
+        self.send(reply, 0.0)
+
 
 def greeting() -> Message:
     """Return a message to the node."""
