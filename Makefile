@@ -4,6 +4,9 @@ VENV ?= .venv
 PIP_FLAGS ?=
 MINUTES ?= 30
 BIN := $(VENV)/bin
+# Tests of real processes wait for much of their time, so there is a worker more than there are processors.
+PYTEST = OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=`$(BIN)/python -c "import os; print(os.cpu_count() + 1)"` \
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 export FLWR_TELEMETRY_ENABLED = 0
 # Tests start hundreds of processes, which should find what Python has compiled.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,13 +20,13 @@ demo: $(VENV)/.installed  ## train six clients over gRPC on this machine, in one
 	$(BIN)/flower-server --config examples/demo.yaml --insecure --port 0 --local-clients 6 --web 0
 
 test: $(VENV)/.installed  ## run the tests, in four to eight minutes; `make check` runs the slow ones too
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: $(VENV)/.installed  ## format, lint, types, and the release as `twine` sees it
 	scripts/lint $(BIN)
 
 check: lint  ## lint, types and all tests, the slow ones too
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(PYTEST)
 
 versions: $(VENV)/.installed  ## run tests with the oldest and the newest libraries and Python, in .versions/
 	scripts/versions $(BIN)
