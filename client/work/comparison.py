@@ -55,8 +55,9 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
         trials = dict(_trials(client, order))
     gain = _gain(trials, client.test_data, order.metrics[0])
     if gain is not None:
-        text, best = sentence(client.settings.client_id, gain, order.metrics[0]), trials[gain.chosen]
-        log.info("%s", text)
+        name, best = client.settings.client_id, trials[gain.chosen]
+        text = sentence(name, gain, order.metrics[0])
+        log.info("%s", text.removeprefix(name).lstrip(": "))  # a line of the log begins with the name
         keep_scored(client, order, best.tensors, best.test, text, lone=gain.chosen == "alone")
     count_score(client, order, loaded_network(client, order.target, order.weights).module)
     told = gain if client.settings.disclose_gain else None

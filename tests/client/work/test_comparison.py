@@ -76,7 +76,7 @@ def test_a_gain_is_told_to_the_user_and_to_the_server_only_if_the_user_wishes(
     worker = make_worker("ward-7")
     silent = worker.answer(order())
     assert isinstance(silent, CompareResult) and silent.gain is None
-    assert any(line.startswith("ward-7") and "train" in line for line in caplog.messages)
+    assert [line for line in caplog.messages if "train" in line and "ward-7" not in line]
     told = disclosing(worker).answer(order())
     mixed = {"personal+tuned:0.25", "personal+tuned:0.5", "personal+tuned:0.75"}
     assert told.gain is not None and set(told.gain.models) == {"personal", "tuned", "alone", *mixed}
