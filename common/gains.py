@@ -82,7 +82,7 @@ def of_all(gains: Iterable[Gain], metric: str) -> str:
     values = np.array([gain.value for gain in gains])
     better, lone = sum(one.low > 0 for one in gains), sum(one.chosen == "alone" for one in gains)
     if lone == len(gains):
-        return f"all {lone} clients keep what they trained alone" if lone > 1 else "1 client keeps what it trained alone"
+        return "1 client keeps what it trained alone" if lone == 1 else f"{lone} clients keep what they trained alone"
     bounds = interval(lambda rows: float(values[rows].mean()), len(values)) if len(values) > 1 else ()
     shown = _shown((float(values.mean()), *bounds), metric)
     who = "1 client gains" if len(gains) == 1 else f"{len(gains)} clients gain"
