@@ -23,6 +23,7 @@ VISIT_EVERY_S = 0.5
 GREETING_TTL_S = 120.0
 NONE_TRAINS = "none of the clients that are here can be trained"
 GOODBYE_S = 30.0  # a client that is training hears the goodbye afterwards
+PATIENT_S = 3.0  # until a person is told why the program does not end
 NOTICE_TTL_S = 600.0
 
 
@@ -232,11 +233,14 @@ class Federation:
         """Tell all clients that the run is over, and wait up to `GOODBYE_S` seconds until they have heard it."""
         nodes = [node for client in self.roster.live if (node := self.roster.node_of(client)) is not None]
         left = self._notify(nodes, Notice("finished", reason, complete))
-        deadline, pause = time.monotonic() + GOODBYE_S, Pause(self.post.wait)
-        while self.post.waits_for(left) and time.monotonic() < deadline:
+        begun, told, pause = time.monotonic(), False, Pause(self.post.wait)
+        while self.post.waits_for(left) and (passed := time.monotonic() - begun) < GOODBYE_S:
             self.post.poll()
             if not {node.node_id for node in self.grid.get_nodes()} & set(nodes):
                 return
+            if passed > PATIENT_S and not told:
+                told = True
+                self._on_event(f"waiting up to {GOODBYE_S:.0f} s until all clients know that it ends (Ctrl-C leaves)")
             pause.take()
 
     def _notify(self, nodes: Sequence[int], notice: Notice) -> list[Letter]:
