@@ -5,7 +5,7 @@ PIP_FLAGS ?=
 MINUTES ?= 30
 BIN := $(VENV)/bin
 # Tests of real processes wait for much of their time, so there is a worker more than there are processors.
-PYTEST = OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=`$(BIN)/python -c "import os; print(os.cpu_count() + 1)"` \
+PYTEST = OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=`$(BIN)/python -c "import joblib; print(joblib.cpu_count() + 1)"` \
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 export FLWR_TELEMETRY_ENABLED = 0
 # Tests start hundreds of processes, which should find what Python has compiled.

@@ -240,7 +240,8 @@ class Federation:
                 return
             if passed > PATIENT_S and not told:
                 told = True
-                self._on_event(f"waiting up to {GOODBYE_S:.0f} s until all clients know that it ends (Ctrl-C leaves)")
+                limit = f"{GOODBYE_S:.0f} s"
+                self._on_event(f"waiting up to {limit} until clients hear that the run is over (Ctrl-C leaves)")
             pause.take()
 
     def _notify(self, nodes: Sequence[int], notice: Notice) -> list[Letter]:

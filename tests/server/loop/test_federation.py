@@ -652,7 +652,7 @@ def test_goodbye_waits_half_a_minute_for_who_does_not_listen(party: Party, grid:
     start = clock.now
     party.federation.say_goodbye("done")
     assert clock.now - start == pytest.approx(30, abs=0.1)
-    assert party.events[-1:] == ["waiting up to 30 s until all clients know that it ends (Ctrl-C leaves)"]
+    assert party.events[-1:] == ["waiting up to 30 s until clients hear that the run is over (Ctrl-C leaves)"]
 
 
 def test_goodbye_does_not_wait_for_those_who_are_gone(party: Party, grid: ScriptedGrid, clock: Clock) -> None:
