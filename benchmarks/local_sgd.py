@@ -7,7 +7,8 @@ clipping as in the paper's code; the same initial weights and the same batches o
 * other: `nn.Module`, `torch.optim.SGD`, `clip_grad_norm_`, batches indexed from tensors.
 
 Once with the same network and the same memory format on both sides, which weighs the loop alone; once as shipped,
-images channels-last on a CPU and ReLU after pooling, against the network as a reader of the paper writes it.
+images channels-last on a CPU and ReLU after pooling, against the network as a reader of the paper writes it. The
+loop alone also runs on a CUDA device, where there is one.
 
     python -m benchmarks.local_sgd [--quick]
 """
@@ -39,7 +40,12 @@ def run(quick: bool = False) -> list[Comparison]:
     initial = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
     loop = _compare("local SGD, the loop alone", data, build(SPEC), data, initial, local, repetitions)
     shipped = _compare("local SGD, as shipped", data.to("cpu"), TextbookLeNet(), data, initial, local, repetitions)
-    return [loop, shipped]
+    rows = [loop, shipped]
+    if torch.cuda.is_available():
+        there = data.to("cuda")
+        name = f"local SGD, on {torch.cuda.get_device_name()}"
+        rows.append(_compare(name, there, build(SPEC).to("cuda"), there, initial, local, repetitions))
+    return rows
 
 
 def _compare(
@@ -71,7 +77,7 @@ def random_images(count: int) -> Examples:
 
 def ours(data: Examples, initial: dict[str, Tensor], local: LocalConfig) -> Callable[[], Tensor]:
     """Return a function that trains from `initial` and returns the trained parameters as one vector."""
-    module = build(SPEC)
+    module = build(SPEC).to(data.labels.device)
     layout = Layout.of(module)
     network = Network(module, FlatPart(module, layout), FlatPart(module, Layout(())))
     start = layout.flatten(initial)
@@ -80,7 +86,7 @@ def ours(data: Examples, initial: dict[str, Tensor], local: LocalConfig) -> Call
     def one_round() -> Tensor:
         network.shared.load(start)
         train(network, data, sgd, 0)
-        return network.shared.values
+        return network.shared.values.cpu()
 
     return one_round
 
@@ -95,12 +101,12 @@ def bare(data: Examples, initial: dict[str, Tensor], local: LocalConfig, module:
         optimizer = torch.optim.SGD(
             parameters, lr=local.learning_rate, momentum=local.momentum, weight_decay=local.weight_decay
         )
-        for batch in draw_batches(len(data), local.batch_size, local.steps, seed=0):
+        for batch in draw_batches(len(data), local.batch_size, local.steps, seed=0).to(data.labels.device):
             optimizer.zero_grad()
             F.cross_entropy(module(data.inputs[batch]), data.labels[batch]).backward()
             nn.utils.clip_grad_norm_(parameters, local.clip)
             optimizer.step()
-        return nn.utils.parameters_to_vector(parameters).detach()
+        return nn.utils.parameters_to_vector(parameters).detach().cpu()
 
     return one_round
 

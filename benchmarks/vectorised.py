@@ -29,7 +29,7 @@ IMAGES = 200
 
 def run(quick: bool = False) -> list[Comparison]:
     cuda = pick_device("auto").type == "cuda"
-    steps, repetitions = (50, 20) if cuda else (5, 3)
+    steps, repetitions = (50, 5) if cuda else (5, 3)
     if quick:
         steps, repetitions = 5, 2
     rows = []

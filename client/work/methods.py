@@ -107,7 +107,7 @@ def aligned(
 
     A private copy gets the trained weights.
     """
-    align = _alignment(network.module, data, likeness, settings.eta, similarity_to) if settings.eta else lambda: None
+    align = _alignment(network.module, data, likeness, settings.eta, similarity_to) if settings.eta else None
     loss = train(network, data, sgd, seed, [network.shared] if network.has_copy else network.parts, align)
     if network.has_copy:
         network.personal.load(network.shared.values)

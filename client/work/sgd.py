@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperbloom.client.work.precision import forward
+from hyperbloom.client.work.steps import repeat
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import SGD
@@ -148,21 +149,28 @@ def take_steps(
     sgd: SGD,
     batches: Tensor,
     total: Tensor,
-    add: Callable[[], Tensor | None] = lambda: None,
+    add: Callable[[], Tensor | None] | None = None,
 ) -> None:
     """Take a step of SGD for each of `batches` `(steps, B)`, and add the losses to `total`, a scalar.
 
     Only `parts` change; the gradient of the shared one is clipped. Before that, `add` may change the gradients, and
     return a further loss.
     """
-    for batch in batches:
-        total += backward(network.module, parts, data, batch)
-        if (more := add()) is not None:
-            total += more
+
+    def step(batch: Tensor) -> None:
+        total.add_(backward(network.module, parts, data, batch))
+        if add is not None and (more := add()) is not None:
+            total.add_(more)
         if network.shared in parts:
             network.shared.clip(sgd.clip)
         for part in parts:
             part.step(sgd)
+
+    if add is None:
+        repeat(step, batches, network.module)
+    else:
+        for batch in batches:
+            step(batch)
 
 
 def train(
@@ -171,7 +179,7 @@ def train(
     sgd: SGD,
     seed: int,
     parts: Sequence[Flat] | None = None,
-    add: Callable[[], Tensor | None] = lambda: None,
+    add: Callable[[], Tensor | None] | None = None,
 ) -> float:
     """Take the SGD steps in place, on batches drawn by `seed`, and return the mean loss; `add` as in `take_steps`."""
     batches, total = start(network, data, sgd, seed)

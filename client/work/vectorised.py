@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from hyperbloom.client.work.sgd import Network, draw_batches
+from hyperbloom.client.work.steps import repeat
 from hyperbloom.common.data import Examples
 from hyperbloom.common.wire.orders import SGD
 
@@ -38,7 +39,8 @@ def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequ
 
     gradients_and_losses = vmap(grad_and_value(loss), in_dims=(0, 0, 0, None if weights is None else 0, 0))
     network.module.train()
-    for batch in batches:
+
+    def step(batch: Tensor) -> None:
         values = tuple(part.values for part in parts)
         some = None if weights is None else weights[batch]
         gradients, losses = gradients_and_losses(values, inputs[batch], labels[batch], some, shares)
@@ -48,7 +50,9 @@ def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequ
             network.shared.clip(sgd.clip)
         for part in parts:
             part.step(sgd)
-        total += losses
+        total.add_(losses)
+
+    repeat(step, batches, network.module)
     return total / sgd.steps
 
 

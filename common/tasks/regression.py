@@ -1,6 +1,7 @@
 """Regression: one or several numbers for each example."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -31,7 +32,7 @@ class Regression(Task):
 
     def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = self.spec.mean or (0.0,), self.spec.std or (1.0,)
-        return like.new_tensor(mean), like.new_tensor(std)
+        return _on(mean, like.dtype, like.device), _on(std, like.dtype, like.device)
 
     def losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, None]:
         """Return half the squared error of each target, in units of its deviation; `(B, T)`."""
@@ -67,3 +68,9 @@ class Regression(Task):
 
 def _columns(labels: Tensor) -> Tensor:
     return labels if labels.ndim == 2 else labels.unsqueeze(1)
+
+
+@lru_cache(64)
+def _on(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor, made once: a step that copies to its device cannot be recorded."""
+    return torch.tensor(values, dtype=dtype, device=device)

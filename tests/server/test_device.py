@@ -1,6 +1,7 @@
 """The server's networks on another device: all of their tensors move, and the results are those of the CPU."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,9 @@ class Last(Listener):
     """Keeps the last checkpoint, which a run that goes on can start from."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.tensors:
-            self.kept = checkpoint
+        if checkpoint.tensors:  # the CPU's are those that the algorithm goes on to change
+            copies = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
+            self.kept = replace(checkpoint, tensors=copies)
 
 
 def play(name: str, folder: Path, device: str) -> Checkpoint:

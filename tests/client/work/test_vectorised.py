@@ -50,7 +50,7 @@ def some_examples(name: str, count: int, dtype: torch.dtype, device: str, spec: 
 
 
 def three_rounds(
-    name: str, private: str, dtype: torch.dtype, device: str = "cpu", task: TaskSpec = PLAIN
+    name: str, private: str, dtype: torch.dtype, device: str = "cpu", task: TaskSpec = PLAIN, steps: int = 4
 ) -> Sequence[tuple[Tensor, Tensor]]:
     """Train three clients in both ways; returns pairs of everything that either leaves, one by one first.
 
@@ -60,7 +60,7 @@ def three_rounds(
     torch.manual_seed(3)
     starts = [build(spec).to(device, dtype) for _ in LENGTHS]
     data = [some_examples(name, count, dtype, device, task) for count in LENGTHS]
-    sgd = train_order(private, batch_size=5, clip=0.5, weights=None).sgd
+    sgd = train_order(private, steps=steps, batch_size=5, clip=0.5, weights=None).sgd
     layouts = split(spec, private)
     alone = [tuple(FlatPart(module, layout) for layout in layouts) for module in starts]
     rows = [Flat(layouts[i], torch.stack([parts[i].values for parts in alone])) for i in range(2)]

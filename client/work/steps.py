@@ -1,0 +1,62 @@
+"""Steps of SGD, one after the other; on a CUDA device, as replays of one recorded step.
+
+A step of a small network is dozens of kernels, and each takes the device less time than its launch takes the program. A
+recording (a CUDA graph) launches all of them at once: on an H200, 50 steps of a LeNet take 29 ms in place of 106.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+EAGER = 3
+"""Steps before the recording. They allocate the momentum and choose the kernels of convolutions."""
+FEWEST = 10
+"""Steps from which on a recording pays."""
+LARGEST = 1_000_000
+"""Most numbers of a network that is recorded. In larger ones kernels outlast their launches, and a recording would hold
+the activations of a step a second time."""
+
+
+def repeat(step: Callable[[Tensor], None], batches: Tensor, module: nn.Module) -> None:
+    """Call `step` with each row of `batches` `(steps, ...)`, or record and replay it if its network `module` may be.
+
+    A step that may be recorded works in place, launches the same kernels every time, and reads no value from the
+    device.
+    """
+    if not (batches.is_cuda and len(batches) >= FEWEST and may_be_recorded(module)):
+        for batch in batches:
+            step(batch)
+        return
+    batch, recording = batches[EAGER].clone(), torch.cuda.CUDAGraph()
+    others, stream = torch.cuda.current_stream(batches.device), _stream(batches.device)
+    stream.wait_stream(others)
+    with torch.cuda.stream(stream):
+        for first in batches[:EAGER]:
+            step(first)
+        stream.synchronize()
+        torch.cuda.empty_cache()  # what the last recording held is not free before
+        recording.capture_begin(capture_error_mode="thread_local")  # other threads go on
+        try:
+            step(batch)
+        finally:
+            recording.capture_end()
+        for now in batches[EAGER:]:
+            batch.copy_(now)
+            recording.replay()
+    stream.synchronize()  # the recording may not end before its last replay
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream to record on, which the usual one does not allow. Each keeps memory for matrix products."""
+    return torch.cuda.Stream(device)
+
+
+def may_be_recorded(module: nn.Module) -> bool:
+    """Return whether a network is small, and all of it torch's or ours: a user's own may decide by values."""
+    return all(type(part).__module__.startswith(("torch.nn.", "hyperbloom.")) for part in module.modules()) and (
+        sum(values.numel() for values in chain(module.parameters(), module.buffers())) <= LARGEST
+    )
