@@ -156,12 +156,12 @@ def sentence(some: Sequence[Line]) -> str:
     """Return what the README says."""
     own = Counter(each["verdict"] for each in some if each["own"])
     run = own.total() - own["not run"] - own["not comparable"]
+    close = own["within"] + own["above"]
+    more = f"{close} more are within the paper's deviation or above it with fewer seeds or rounds, " if close else ""
     return (
         f"Of {own.total()} figures that the papers' tables have for their own methods, {run} were run at a scale that "
-        f"can be compared:\n{own['reached']} are reached with three seeds, {own['within'] + own['above']} more are "
-        "within the paper's deviation or above it with fewer seeds or rounds, and "
-        f"{own['below']} are\nbelow it "
-        "([every cell](docs/cells.md))."
+        f"can be compared:\n{own['reached']} are reached with three seeds, {more}and {own['below']} are below the "
+        "paper's deviation\n([every cell](docs/cells.md))."
     )
 
 
