@@ -163,6 +163,7 @@ def test_the_programs_that_start_processes_describe_them(tmp_path: Path) -> None
         child.communicate(b"\n")
 
 
+@pytest.mark.slow
 def test_fifty_light_clients_join_at_once_and_play_rounds_of_two_cohorts(capsys: pytest.CaptureFixture[str]) -> None:
     joined, few, all_of_them = fleet.main(50, [10, 50], rounds=1)
     assert joined["clients"] == 50 and (few["cohort"], all_of_them["cohort"]) == (10, 50)

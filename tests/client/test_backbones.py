@@ -112,6 +112,7 @@ def test_a_fetched_network_is_checked_and_named(hub: Hub, tmp_path: Path, capsys
     assert capsys.readouterr().out.startswith(f"{folder}: {digest}, ")
 
 
+@pytest.mark.slow
 def test_a_fetch_that_was_cut_off_goes_on(hub: Hub, tmp_path: Path) -> None:
     hub.breaks = True
     first = get(hub, tmp_path / "root")

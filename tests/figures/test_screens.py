@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_each_page_has_a_light_and_a_dark_picture(tmp_path: Path) -> None:
     taken = take_all(Recording(tmp_path / "run").whole(), tmp_path)
     assert [path.stem for path in taken] == [f"{name}{suffix}" for name in PICTURES for suffix in ("", "-dark")]

@@ -32,6 +32,7 @@ def runs_of(store: str, experiment: str) -> dict[str, Any]:
     return {run.info.run_name: run for run in found}
 
 
+@pytest.mark.slow
 def test_a_store_of_a_comparison_has_its_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mlflow")
     store, out = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "compared"
