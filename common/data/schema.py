@@ -212,7 +212,8 @@ def propose(
     absent = [name for name in (*label, owner, group) if name is not None and name not in table]
     if absent or not label:
         raise DataError(
-            f"{where}: expected --label COLUMN, one of {', '.join(table)}; found {', '.join(absent) or 'none'}"
+            f"{where}: expected the column to predict (--label of a client, data.label of a run), "
+            f"one of {', '.join(table)}; found {', '.join(absent) or 'none'}"
         )
     others = {name: cells for name, cells in table.items() if name not in (*label, owner, group)}
     if tokens and others:

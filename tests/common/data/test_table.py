@@ -204,8 +204,8 @@ def test_files_that_are_no_tables_are_refused_in_one_line(tmp_path: Path, conten
 @pytest.mark.parametrize(
     ("spec", "changes", "message"),
     [
-        ({}, {}, "expected --label COLUMN, one of age, dose, .*; found none"),
-        ({"label": "cause"}, {}, "expected --label COLUMN, .*; found cause"),
+        ({}, {}, "expected the column to predict .*--label.* data.label .*, one of age, dose, .*; found none"),
+        ({"label": "cause"}, {}, "expected the column to predict .*; found cause"),
         ({"schema": {}}, {"age": "old"}, r"table.csv: row 2, column 'age': expected a number, .*, found 'old'"),
         ({"schema": {}}, {"age": "inf"}, r"row 2, column 'age': expected a number, .*, found 'inf'"),
         ({"schema": {}}, {"colour": "green"}, r"row 2, column 'colour': expected one of blue, red, found 'green'"),
