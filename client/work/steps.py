@@ -18,6 +18,13 @@ FEWEST = 10
 LARGEST = 1_000_000
 """Most numbers of a network that is recorded. In larger ones kernels outlast their launches, and a recording would hold
 the activations of a step a second time."""
+PLAIN = "activation batchnorm container conv dropout flatten linear normalization padding pooling upsampling"
+KNOWN = (
+    *(f"torch.nn.modules.{name}." for name in PLAIN.split()),
+    "hyperbloom.common.models.",
+    "hyperbloom.client.work.features.",
+)
+"""Where the layers are defined of which a step can be recorded. Others of torch's read values, such as masks."""
 
 
 def repeat(step: Callable[[Tensor], None], batches: Tensor, module: nn.Module) -> None:
@@ -56,7 +63,15 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def may_be_recorded(module: nn.Module) -> bool:
-    """Return whether a network is small, and all of it torch's or ours: a user's own may decide by values."""
-    return all(type(part).__module__.startswith(("torch.nn.", "hyperbloom.")) for part in module.modules()) and (
+    """Return whether a network is small, and made of torch's layers and our target networks'.
+
+    A user's own layer may decide by values. A graph hypernetwork copies its graph to the device in each step.
+    """
+    return all(map(_is_known, module.modules())) and (
         sum(values.numel() for values in chain(module.parameters(), module.buffers())) <= LARGEST
     )
+
+
+def _is_known(part: nn.Module) -> bool:
+    # A norm without momentum averages over all batches, and reads how many there were.
+    return f"{type(part).__module__}.".startswith(KNOWN) and getattr(part, "momentum", 0.0) is not None

@@ -13,8 +13,10 @@ from torch.utils._pytree import tree_leaves
 from hyperbloom.client.work import sgd, steps
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network, train
 from hyperbloom.common.data import Examples
+from hyperbloom.common.graphs import GraphHypernetwork, Settings
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build
+from hyperbloom.common.models.adapt import ALL
 from hyperbloom.common.tasks import TaskSpec
 
 from ..orders import train_order
@@ -57,18 +59,22 @@ def trained(module: nn.Module, name: str, task: TaskSpec, monkeypatch: pytest.Mo
 
 
 def examples(name: str, task: TaskSpec, device: str) -> Examples:
-    data = some_examples("lenet" if name in HAFL else name, 40, torch.float64, device, task)
-    if name in HAFL:
+    kind = name.partition(":")[0]
+    data = some_examples("lenet" if kind in HAFL else kind, 40, torch.float64, device, task)
+    if kind in HAFL:
         object.__setattr__(data, "inputs", data.inputs.expand(-1, 3, -1, -1).contiguous())
     return data
 
 
 def make(name: str) -> nn.Module:
+    """Build a network; what is adapted follows a colon."""
     torch.manual_seed(3)
-    return build(ModelSpec(name, "S", HAFL.get(name) or SHAPES[name], 4))
+    kind, _, adapt = name.partition(":")
+    return build(ModelSpec(kind, "S", HAFL.get(kind) or SHAPES[kind], 4, adapt=adapt or ALL))
 
 
-CASES = [(name, "classes") for name in ("lenet", *HAFL)]
+ADAPTED = ("lenet:generated:k=4,h=8", "hafl-1:norms", "lenet:bias", "mlp:head")
+CASES = [(name, "classes") for name in ("lenet", *HAFL, *ADAPTED)]
 CASES += [("unet" if task == "masks" else "mlp", task) for task in TASKS]
 
 
@@ -105,6 +111,7 @@ class NoNumbers(TorchFunctionMode):
 def test_a_step_stays_on_its_device_and_reads_no_value(name: str, task: str) -> None:
     """On torch's meta device, which has no values, so that every machine finds a step that cannot be recorded."""
     module, data = make(name).to("meta", torch.float64), examples(name, TASKS[task], "meta")
+    assert steps.may_be_recorded(module)
     network = Network(module, FlatPart(module, Layout.of(module)), FlatPart(module, Layout(())))
     batches, total = torch.zeros(4, 5, dtype=torch.long, device="meta"), torch.zeros((), device="meta")
     sgd.take_steps(network, network.parts, data, ORDER, batches[: steps.EAGER], total)
@@ -133,9 +140,24 @@ def test_clients_at_once_are_recorded_too(name: str, monkeypatch: pytest.MonkeyP
         (nn.Sequential(nn.Linear(6, 4), nn.ReLU()), True),
         (build(ModelSpec("lenet", "M", (3, 32, 32), 10)), True),
         (nn.Sequential(nn.Linear(6, 4), Doubting(4, 4)), False),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(), nn.MaxPool2d(2), nn.Flatten()), True),
+        (nn.BatchNorm1d(4, momentum=None), False),
+        (nn.LSTM(4, 4), False),
+        (nn.TransformerEncoderLayer(4, 2), False),
         (nn.Linear(1000, 1000), False),
+        (GraphHypernetwork((), Settings(latent=8, hidden=4), 0), False),
     ],
-    ids=["torch's", "ours", "a user's own", "large"],
+    ids=[
+        "torch's",
+        "ours",
+        "a user's own",
+        "convolutions",
+        "average",
+        "lstm",
+        "transformer",
+        "large",
+        "graph hypernetwork",
+    ],
 )
 def test_small_networks_of_known_layers_may_be_recorded(module: nn.Module, expected: bool) -> None:
     assert steps.may_be_recorded(module) is expected
