@@ -80,7 +80,9 @@ CASES += [("unet" if task == "masks" else "mlp", task) for task in TASKS]
 
 @needs_cuda
 @pytest.mark.parametrize(("name", "task"), CASES)
-def test_a_recording_takes_the_steps_that_python_takes(name: str, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_a_recording_takes_the_steps_that_python_takes(
+    name: str, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorded = trained(make(name), name, TASKS[task], monkeypatch)
     monkeypatch.setattr(steps, "FEWEST", 1000)
     one_by_one = trained(make(name), name, TASKS[task], monkeypatch)
@@ -120,14 +122,14 @@ def test_a_step_stays_on_its_device_and_reads_no_value(name: str, task: str) -> 
 
 
 @needs_cuda
-def test_a_users_own_network_trains_and_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_a_users_own_network_trains_and_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     assert trained(nn.Sequential(Doubting(6, 4)), "mlp", TASKS["classes"], monkeypatch)[2] == ORDER.steps
 
 
 @needs_cuda
 @pytest.mark.parametrize("name", ["mlp", "lenet"])
-def test_clients_at_once_are_recorded_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_clients_at_once_are_recorded_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = three_rounds(name, "head", torch.float64, "cuda", steps=20)
     monkeypatch.setattr(steps, "FEWEST", 1000)
     for with_it, without in zip(recorded, three_rounds(name, "head", torch.float64, "cuda", steps=20), strict=True):
