@@ -154,7 +154,7 @@ def take_steps(
     """Take a step of SGD for each of `batches` `(steps, B)`, and add the losses to `total`, a scalar.
 
     Only `parts` change; the gradient of the shared one is clipped. Before that, `add` may change the gradients, and
-    return a further loss.
+    return a further loss. Steps with it are not recorded, as it may do anything.
     """
 
     def step(batch: Tensor) -> None:
@@ -166,11 +166,7 @@ def take_steps(
         for part in parts:
             part.step(sgd)
 
-    if add is None:
-        repeat(step, batches, network.module)
-    else:
-        for batch in batches:
-            step(batch)
+    repeat(step, batches, network.module if add is None else None)
 
 
 def train(

@@ -102,7 +102,7 @@ class OneDevice(TorchDispatchMode):
 
 
 class NoNumbers(TorchFunctionMode):
-    """Refuses tensors made of the program's numbers, which are made on the CPU and copied; `OneDevice` is not shown."""
+    """Refuses tensors made of Python's numbers. They come from the CPU, which `OneDevice` does not see."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func not in (torch.tensor, torch.as_tensor, Tensor.new_tensor), f"{func} copies from the CPU"
