@@ -20,7 +20,7 @@ help:  ## list the commands
 demo: $(VENV)/.installed  ## train six clients over gRPC on this machine, in one to three minutes
 	$(BIN)/flower-server --config examples/demo.yaml --insecure --port 0 --local-clients 6 --web 0
 
-test: $(VENV)/.installed  ## run the tests, in four to eight minutes; `make check` runs the slow ones too
+test: $(VENV)/.installed  ## run the tests, in five to ten minutes; `make check` runs the slow ones too
 	$(PYTEST) -m "not slow"
 
 lint: $(VENV)/.installed  ## format, lint, types, and the release as `twine` sees it
