@@ -11,6 +11,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from hyperbloom.common.tasks.base import Task
+
 EAGER = 3
 """Steps before the recording. They allocate the momentum and choose the kernels of convolutions."""
 FEWEST = 10
@@ -27,13 +29,13 @@ KNOWN = (
 """Where the layers are defined of which a step can be recorded. Others of torch's read values, such as masks."""
 
 
-def repeat(step: Callable[[Tensor], None], batches: Tensor, module: nn.Module | None) -> None:
-    """Call `step` with each row of `batches` `(steps, ...)`; record and replay it if its network `module` allows it.
+def repeat(step: Callable[[Tensor], None], batches: Tensor, module: nn.Module | None, task: Task) -> None:
+    """Call `step` with each row of `batches` `(steps, ...)`; record and replay it if network and task allow it.
 
     Without `module` it is not recorded. A step that is recorded works in place, launches the same kernels every time,
     and reads no value from the device.
     """
-    if module is None or not (batches.is_cuda and len(batches) >= FEWEST and may_be_recorded(module)):
+    if module is None or not (batches.is_cuda and len(batches) >= FEWEST and may_be_recorded(module, task)):
         for batch in batches:
             step(batch)
         return
@@ -62,13 +64,16 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def may_be_recorded(module: nn.Module) -> bool:
-    """Return whether a network is small, and made of torch's layers and our target networks'.
+def may_be_recorded(module: nn.Module, task: Task) -> bool:
+    """Return whether a network is small, and made of torch's layers and our target networks', and the task is ours.
 
-    A user's own layer may decide by values. A graph hypernetwork copies its graph to the device in each step.
+    A user's own layer or loss may decide by values. A graph hypernetwork copies its graph to the device in each step.
     """
-    return all(map(_is_known, module.modules())) and (
-        sum(values.numel() for values in chain(module.parameters(), module.buffers())) <= LARGEST
+    ours = type(task).__module__.startswith("hyperbloom.common.tasks.")
+    return (
+        ours
+        and all(map(_is_known, module.modules()))
+        and (sum(values.numel() for values in chain(module.parameters(), module.buffers())) <= LARGEST)
     )
 
 

@@ -52,7 +52,7 @@ def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequ
             part.step(sgd)
         total.add_(losses)
 
-    repeat(step, batches, network.module)
+    repeat(step, batches, network.module, task)
     return total / sgd.steps
 
 

@@ -17,7 +17,8 @@ from hyperbloom.common.graphs import GraphHypernetwork, Settings
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.models.adapt import ALL
-from hyperbloom.common.tasks import TaskSpec
+from hyperbloom.common.tasks import TaskSpec, make_task
+from hyperbloom.common.tasks.classification import Classification
 
 from ..orders import train_order
 from .test_vectorised import SHAPES, some_examples, three_rounds
@@ -113,7 +114,7 @@ class NoNumbers(TorchFunctionMode):
 def test_a_step_stays_on_its_device_and_reads_no_value(name: str, task: str) -> None:
     """On torch's meta device, which has no values, so that every machine finds a step that cannot be recorded."""
     module, data = make(name).to("meta", torch.float64), examples(name, TASKS[task], "meta")
-    assert steps.may_be_recorded(module)
+    assert steps.may_be_recorded(module, data.task)
     network = Network(module, FlatPart(module, Layout.of(module)), FlatPart(module, Layout(())))
     batches, total = torch.zeros(4, 5, dtype=torch.long, device="meta"), torch.zeros((), device="meta")
     sgd.take_steps(network, network.parts, data, ORDER, batches[: steps.EAGER], total)
@@ -162,10 +163,17 @@ def test_on_cuda_clients_at_once_are_recorded_too(name: str, monkeypatch: pytest
     ],
 )
 def test_small_networks_of_known_layers_may_be_recorded(module: nn.Module, expected: bool) -> None:
-    assert steps.may_be_recorded(module) is expected
+    assert steps.may_be_recorded(module, make_task(TaskSpec())) is expected
+
+
+def test_a_users_own_task_is_not_recorded() -> None:
+    class Own(Classification):
+        """A loss of the user's, which may decide by values."""
+
+    assert not steps.may_be_recorded(nn.Linear(6, 4), Own(TaskSpec()))
 
 
 def test_elsewhere_every_step_is_taken_in_order() -> None:
     batches, seen = torch.arange(40).view(20, 2), list[Tensor]()
-    steps.repeat(seen.append, batches, nn.Linear(2, 2))
+    steps.repeat(seen.append, batches, nn.Linear(2, 2), make_task(TaskSpec()))
     assert torch.equal(torch.stack(seen), batches)
