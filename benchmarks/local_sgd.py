@@ -8,18 +8,20 @@ clipping as in the paper's code; the same initial weights and the same batches o
 
 Once with the same network and the same memory format on both sides, which weighs the loop alone; once as shipped,
 images channels-last on a CPU and ReLU after pooling, against the network as a reader of the paper writes it. The
-loop alone also runs on a CUDA device, where there is one.
+loop alone also runs on a CUDA device, where there is one. At last an MLP trains while another program keeps one core
+busy: ours takes one thread for such a network, and torch one for each core.
 
     python -m benchmarks.local_sgd [--quick]
 """
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.federation import LENET_FLOATS
 from benchmarks.measure import Comparison, alternate, main, sgd_of
 from benchmarks.textbook import TextbookLeNet
 from hyperbloom.client.work.sgd import FlatPart, Network, draw_batches, train
@@ -29,6 +31,7 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build
 
 SPEC = ModelSpec("lenet", "M", (3, 32, 32), 10)
+MLP = ModelSpec("mlp", "M", (1, 8, 8), 10)
 IMAGES = 800
 
 
@@ -45,6 +48,14 @@ def run(quick: bool = False) -> list[Comparison]:
         there = data.to("cuda")
         name = f"local SGD, on {torch.cuda.get_device_name()}"
         rows.append(_compare(name, there, build(SPEC).to("cuda"), there, initial, local, repetitions))
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            module, digits = build(MLP), random_images(IMAGES, MLP)
+            initial = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
+            name = "local SGD, MLP, a core busy"
+            rows.append(_compare(name, digits, module, digits, initial, local, repetitions, MLP))
+        finally:
+            other.kill()
     return rows
 
 
@@ -56,28 +67,32 @@ def _compare(
     initial: dict[str, Tensor],
     local: LocalConfig,
     repetitions: int,
+    spec: ModelSpec = SPEC,
 ) -> Comparison:
     times, bare_times = alternate(
-        ours(ours_data, initial, local), bare(bare_data, initial, local, bare_module), repetitions
+        ours(ours_data, initial, local, spec), bare(bare_data, initial, local, bare_module), repetitions
     )
     rates, bare_rates = ([local.steps / seconds for seconds in side] for side in (times, bare_times))
     conditions = (
-        f"LeNet of {LENET_FLOATS:,} floats, {IMAGES} images of 3 x 32 x 32, batch {local.batch_size}, "
+        f"{spec.name} of {sum(map(torch.Tensor.numel, initial.values())):,} floats, "
+        f"{IMAGES} images of {' x '.join(map(str, spec.input_shape))}, batch {local.batch_size}, "
         f"{local.steps} steps a round; {repetitions} rounds each; {torch.get_num_threads()} threads"
     )
     return Comparison.of(name, rates, bare_rates, "steps/s", conditions, more_is_better=True)
 
 
-def random_images(count: int) -> Examples:
+def random_images(count: int, spec: ModelSpec = SPEC) -> Examples:
     """Return images of noise in ten classes."""
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.rand((count, *SPEC.input_shape), generator=generator)
-    return Examples(inputs, torch.randint(SPEC.num_classes, (count,), generator=generator))
+    inputs = torch.rand((count, *spec.input_shape), generator=generator)
+    return Examples(inputs, torch.randint(spec.num_classes, (count,), generator=generator))
 
 
-def ours(data: Examples, initial: dict[str, Tensor], local: LocalConfig) -> Callable[[], Tensor]:
+def ours(
+    data: Examples, initial: dict[str, Tensor], local: LocalConfig, spec: ModelSpec = SPEC
+) -> Callable[[], Tensor]:
     """Return a function that trains from `initial` and returns the trained parameters as one vector."""
-    module = build(SPEC).to(data.labels.device)
+    module = build(spec).to(data.labels.device)
     layout = Layout.of(module)
     network = Network(module, FlatPart(module, layout), FlatPart(module, Layout(())))
     start = layout.flatten(initial)

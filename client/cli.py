@@ -36,7 +36,7 @@ _FLAGS = [
         "This machine",
         Flag("--client-id", "its name, the same at each start", show_default="with --token this machine's name"),
         Flag("--device", "auto, cpu, cuda, cuda:1, mps", default="auto"),
-        Flag("--threads", "CPU threads for training", type=click.IntRange(1), show_default="all cores"),
+        Flag("--threads", "CPU threads for training", type=click.IntRange(1), show_default="all it may use"),
         Flag("--low-memory", "page examples in from the disk", is_flag=True),
         Flag("--fetch-backbone", "first fetch --backbone FOLDER from the server, if it lets", is_flag=True),
         shared.SIZE,
@@ -118,8 +118,6 @@ def _join(flags: Mapping[str, Any]) -> None:
     flags = shared.enrolled(flags, name, flags["state_dir"] or default_state_dir(name))
     shared.check_security(flags)
     # Import late, because torch and Flower take seconds that --help and a wrong flag should not cost.
-    import torch
-
     from hyperbloom.client.link.flower import without_servers
 
     with without_servers():
@@ -128,9 +126,9 @@ def _join(flags: Mapping[str, Any]) -> None:
     from hyperbloom.client.keep.sent import Sent
     from hyperbloom.client.settings import ClientSettings
     from hyperbloom.client.work.client import client_for
+    from hyperbloom.common.program.device import limit_threads
 
-    if flags["threads"]:
-        torch.set_num_threads(flags["threads"])
+    limit_threads(flags["threads"])
     own = {name: flags[name] for name in ClientSettings.__dataclass_fields__ if name in flags}
     settings = ClientSettings(**own | {"data": shared.data_spec(flags)})
     link = shared.make_link(flags)

@@ -166,7 +166,7 @@ def take_steps(
         for part in parts:
             part.step(sgd)
 
-    repeat(step, batches, network.module if add is None else None, data.task)
+    repeat(step, batches, network.module, data.task, recorded=add is None)
 
 
 def train(

@@ -4,7 +4,8 @@ A step of a small network is dozens of kernels, and each takes the device less t
 recording (a CUDA graph) launches all of them at once. `benchmarks/local_sgd.py` compares it with torch's plain loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import chain
 
@@ -29,15 +30,17 @@ KNOWN = (
 """Where the layers are defined of which a step can be recorded. Others of torch's read values, such as masks."""
 
 
-def repeat(step: Callable[[Tensor], None], batches: Tensor, module: nn.Module | None, task: Task) -> None:
+def repeat(
+    step: Callable[[Tensor], None], batches: Tensor, module: nn.Module, task: Task, recorded: bool = True
+) -> None:
     """Call `step` with each row of `batches` `(steps, ...)`; record and replay it if network and task allow it.
 
-    Without `module` it is not recorded. A step that is recorded works in place, launches the same kernels every time,
-    and reads no value from the device.
+    A step that is `recorded` works in place, launches the same kernels every time, and reads no value from the device.
     """
-    if module is None or not (batches.is_cuda and len(batches) >= FEWEST and may_be_recorded(module, task)):
-        for batch in batches:
-            step(batch)
+    if not (recorded and batches.is_cuda and len(batches) >= FEWEST and may_be_recorded(module, task)):
+        with _threads_for(module):
+            for batch in batches:
+                step(batch)
         return
     batch, recording = batches[EAGER].clone(), torch.cuda.CUDAGraph()
     others, stream = torch.cuda.current_stream(batches.device), _stream(batches.device)
@@ -58,6 +61,26 @@ def repeat(step: Callable[[Tensor], None], batches: Tensor, module: nn.Module | 
     stream.synchronize()  # the recording may not end before its last replay
 
 
+@contextmanager
+def _threads_for(module: nn.Module) -> Iterator[None]:
+    """Take one thread for a small network of dense layers.
+
+    Its products are so short that threads mostly wait for each other. Where other programs use the cores, too, a step
+    then takes many times as long as on one thread (`benchmarks/local_sgd.py`).
+    """
+    threads, dense = torch.get_num_threads(), all(values.dim() < 3 for values in module.parameters())
+    if dense and _size(module) <= LARGEST:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(values.numel() for values in chain(module.parameters(), module.buffers()))
+
+
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """Return a stream to record on, which the usual one does not allow. Each keeps memory for matrix products."""
@@ -70,11 +93,7 @@ def may_be_recorded(module: nn.Module, task: Task) -> bool:
     A user's own layer or loss may decide by values. A graph hypernetwork copies its graph to the device in each step.
     """
     ours = type(task).__module__.startswith("hyperbloom.common.tasks.")
-    return (
-        ours
-        and all(map(_is_known, module.modules()))
-        and (sum(values.numel() for values in chain(module.parameters(), module.buffers())) <= LARGEST)
-    )
+    return ours and all(map(_is_known, module.modules())) and _size(module) <= LARGEST
 
 
 def _is_known(part: nn.Module) -> bool:

@@ -1,8 +1,14 @@
-"""The device of a program's networks."""
+"""The device of a program's networks, and the threads of its CPU."""
+
+import os
+from pathlib import Path
 
 import torch
 
 from hyperbloom.common.errors import ConfigError
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of CPU in a period that a container may use, and the period; `max` is no limit."""
 
 
 def pick_device(name: str, mps: bool = True) -> torch.device:
@@ -21,3 +27,17 @@ def pick_device(name: str, mps: bool = True) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"--device: expected auto or a device of this machine, found {name!r} ({reason})") from None
     return device
+
+
+def cores() -> int:
+    """Return how many cores this process may use: those it is bound to, or its container's limit if that is less."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if QUOTA.exists() and not (limit := QUOTA.read_text(encoding="ascii")).startswith("max"):
+        quota, period = map(int, limit.split())
+        count = min(count, -(-quota // period))
+    return count
+
+
+def limit_threads(wanted: int | None = None) -> None:
+    """Let torch use so many threads; without a wish, no more than there are cores, as it does not see a container's."""
+    torch.set_num_threads(wanted or min(torch.get_num_threads(), cores()))

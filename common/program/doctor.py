@@ -5,7 +5,6 @@ Each check returns findings and raises nothing. A problem is a row of the table 
 
 import datetime as dt
 import json
-import os
 import platform
 import shutil
 import socket
@@ -128,14 +127,10 @@ def _torch() -> list[Finding]:
         findings.append(Finding("accelerator", "warning", found, "install a driver and a torch of one CUDA version"))
     else:
         findings.append(Finding("accelerator", "ok", "none; training is on the CPU"))
-    threads = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if threads > cores:
-        do = f"set OMP_NUM_THREADS={cores}, or --threads {cores} of flower-client"
-        findings.append(Finding("threads", "warning", f"{threads} for {cores} cores", do))
-    else:
-        findings.append(Finding("threads", "ok", f"{threads} for {cores} cores"))
-    return findings
+    from hyperbloom.common.program.device import cores, limit_threads
+
+    limit_threads()
+    return [*findings, Finding("threads", "ok", f"{torch.get_num_threads()} for {cores()} cores")]
 
 
 def check_folder(what: str, folder: Path) -> Finding:

@@ -16,6 +16,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.data.schema import load_schema
 from hyperbloom.common.errors import CohortError
+from hyperbloom.common.program.device import cores
 from hyperbloom.common.secrecy.keys import make_key, public_pem, write_private_key
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.strategies import find_strategy
@@ -95,7 +96,7 @@ def local_clients(settings: Sequence[ClientSettings], connection: Sequence[str])
 
     The function that this yields raises a `CohortError` if a client could not start.
     """
-    threads = max(1, (os.cpu_count() or 1) // max(1, len(settings)))
+    threads = max(1, cores() // max(1, len(settings)))
     own = ["--threads", str(threads), "--parent-pid", str(os.getpid())]
     with ExitStack() as stack:
         children: dict[Path, subprocess.Popen[bytes]] = {}

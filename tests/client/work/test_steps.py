@@ -177,3 +177,22 @@ def test_elsewhere_every_step_is_taken_in_order() -> None:
     batches, seen = torch.arange(40).view(20, 2), list[Tensor]()
     steps.repeat(seen.append, batches, nn.Linear(2, 2), make_task(TaskSpec()))
     assert torch.equal(torch.stack(seen), batches)
+
+
+@pytest.mark.usefixtures("clean_process")
+@pytest.mark.parametrize(
+    ("module", "threads"), [(nn.Linear(2, 2), 1), (nn.Conv1d(2, 2, 1), 3), (nn.Linear(2000, 2000), 3)]
+)
+def test_small_networks_of_dense_layers_take_their_steps_on_one_thread(module: nn.Module, threads: int) -> None:
+    torch.set_num_threads(3)
+    seen = list[int]()
+    steps.repeat(lambda _: seen.append(torch.get_num_threads()), torch.arange(2), module, make_task(TaskSpec()))
+    assert seen == [threads] * 2
+    assert torch.get_num_threads() == 3
+
+    def fails(_: Tensor) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        steps.repeat(fails, torch.arange(2), module, make_task(TaskSpec()))
+    assert torch.get_num_threads() == 3

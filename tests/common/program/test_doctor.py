@@ -96,12 +96,6 @@ def test_versions_out_of_the_tested_ranges_are_named(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_more_threads_than_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set())
-    finding = by_what(check_machine())["threads"]
-    assert (finding.state, finding.found) == ("warning", "1 for 0 cores")
-
-
 def test_a_folder_that_will_be_made_is_tried_where_it_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_folder("state", tmp_path / "a" / "b").state == "ok"
     assert list(tmp_path.iterdir()) == []

@@ -210,16 +210,16 @@ def test_started_clients_are_the_virtual_clients_of_the_inline_engine(
         assert understood(child.command[3:]) == replace(settings[index], server="127.0.0.1:9")
 
 
-@pytest.mark.parametrize(("cores", "count", "threads"), [(8, 3, "2"), (2, 6, "1"), (None, 1, "1"), (4, 4, "1")])
+@pytest.mark.parametrize(("cores", "count", "threads"), [(8, 3, "2"), (2, 6, "1"), (4, 4, "1")])
 def test_clients_share_the_cores(
     children: list[Child],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    cores: int | None,
+    cores: int,
     count: int,
     threads: str,
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr("hyperbloom.server.grids.local_clients.cores", lambda: cores)
     with local_clients(started(count, tmp_path), []):
         pass
     assert {child.command[child.command.index("--threads") + 1] for child in children} == {threads}
