@@ -6,7 +6,7 @@ or `below` if they differ by more than the paper's deviation, or by two points w
 cell is `reached` if it is within or above with three seeds and the paper's rounds. Where all runs have settings of
 their own (fewer steps, smaller networks, other data), it is `not comparable`.
 
-    python -m figures.cells           # writes figures/cells.json, docs/cells.md and the README's sentence
+    python -m figures.cells           # writes figures/cells.json, docs/cells.md, and the README's table and sentence
     python -m figures.cells --check   # exit code 1 if they are not what the results say
 """
 
@@ -24,12 +24,33 @@ from figures.paper_tables import WHOLE, PaperTable, load_table, table_names
 from hyperbloom.common.files.storage import write_bytes
 
 TOP = Path(__file__).parents[1]
-BEGIN, END = "<!-- figures.cells: begin -->", "<!-- figures.cells: end -->"
+BEGIN, ROWS_BEGIN, END = (f"<!-- figures.cells: {mark} -->" for mark in ("begin", "rows", "end"))
+README = {
+    "CIFAR-10, 50 clients of two classes": ("pfedhn-table1", "cifar10-50", ("pFedHN", "pFedHN-PC"), "Local", "FedAvg"),
+    "MNIST, 50 clients of two classes": ("pfedhn-table3", "mnist-50", ("pFedHN",), "Local", "FedAvg"),
+    "CIFAR-10, 10 newcomers of two shards, **no labels**": (
+        "odpfl-table1",
+        "cifar10-pathological",
+        ("ODPFL-HN",),
+        "",
+        "FedAvg",
+    ),
+    "chest X-rays, 4 clients, 4 architectures (AUROC)": (
+        "hafl-table2",
+        "xray1000-25",
+        ("HAFL-GHN",),
+        "Local",
+        "Upper bound",
+    ),
+}
+"""The README's rows: table, column, our methods, the one of each client alone, and the one with one model for all."""
+NAMES = {"pFedHN": "`pfedhn`", "pFedHN-PC": "`pfedhn-pc`", "ODPFL-HN": "`odpfl`", "HAFL-GHN": "`ghn`"}
 SYSTEMS = {"pFedHN": "pfedhn", "ODPFL-HN": "odpfl", "HAFL-GHN": "hafl", "FedHeNN": "fedhenn"}
 TOLERANCE = 2.0
 SEEDS = 3
 VERDICTS = ("reached", "above", "within", "below", "not comparable", "not run")
 Line = dict[str, Any]
+Runs = dict[tuple[str, str, str], list[Line]]
 
 
 def lines() -> Iterator[Line]:
@@ -50,11 +71,16 @@ def read(path: Path) -> list[Line]:
     return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
 
 
-def cells(found: Iterable[Line]) -> list[Line]:
-    """Return all cells that can be run, in the order of the tables."""
-    runs: dict[tuple[str, str, str], list[Line]] = {}
+def by_cell(found: Iterable[Line]) -> Runs:
+    """Return the runs of each table, column and method."""
+    runs: Runs = {}
     for line in found:
         runs.setdefault((line["table"], line["column"], line["method"]), []).append(line)
+    return runs
+
+
+def cells(runs: Runs) -> list[Line]:
+    """Return all cells that can be run, in the order of the tables."""
     return [
         cell(table, name, column, method, part, [*_of_part(runs.get((name, column, method), []), part)])
         for name, table in (
@@ -77,12 +103,9 @@ def _of_part(runs: Iterable[Line], part: str) -> Iterator[Line]:
 
 
 def cell(table: PaperTable, name: str, column: str, method: str, part: str, runs: Sequence[Line]) -> Line:
-    """Return a cell with its runs: with the paper's settings if there are any, most rounds, best by validation."""
+    """Return a cell with its runs."""
     row, stand_in = table.methods[method], table.columns[column].stand_in
-    paper = row.figures(column)[part]
-    plain = [run for run in runs if not _own(table, run["set"])] or runs
-    most = [run for run in plain if run["rounds"] == max(run["rounds"] for run in plain)]
-    runs = [run for run in most if run["set"] == max(most, key=lambda run: run["val"])["set"]]
+    paper, runs = row.figures(column)[part], counted(table, runs)
     ours = [run["ours"] for run in runs]
     settings = {"rounds": runs[0]["rounds"], "set": runs[0]["set"]} if runs else {}
     result = {
@@ -95,6 +118,13 @@ def cell(table: PaperTable, name: str, column: str, method: str, part: str, runs
     }
     other = bool(stand_in or _own(table, settings.get("set", ())))
     return result | {"verdict": _verdict(result, other), "why": row.why.get(column, "")}
+
+
+def counted(table: PaperTable, runs: Sequence[Line]) -> list[Line]:
+    """Return the runs that count: with the paper's settings if there are any, most rounds, best by validation."""
+    plain = [run for run in runs if not _own(table, run["set"])] or runs
+    most = [run for run in plain if run["rounds"] == max(run["rounds"] for run in plain)]
+    return [run for run in most if run["set"] == max(most, key=lambda run: run["val"])["set"]]
 
 
 def _own(table: PaperTable, settings: Sequence[str]) -> list[str]:
@@ -144,12 +174,29 @@ def _shown(cell: Line) -> list[str]:
     return [cell["cell"], *numbers, str(len(cell["seeds"])), rounds, cell["verdict"]]
 
 
-def _number(mean: float, deviation: float | None) -> str:
-    return f"{mean:.2f}" + (f" +- {deviation:.2f}" if deviation is not None else "")
+def _number(mean: float, deviation: float | None, digits: int = 2) -> str:
+    return f"{mean:.{digits}f}" + (f" +- {deviation:.{digits}f}" if deviation is not None else "")
 
 
 def _row(parts: Iterable[str]) -> str:
     return f"| {' | '.join(parts)} |"
+
+
+def rows(runs: Runs) -> str:
+    """Return the README's table: methods of ours, each client alone, and one model for all."""
+    parts = [_row(["data, clients", "Hyperbloom", "each client alone", "one model for all"])]
+    parts.append("|---|---:|---:|---:|")
+    for what, (name, column, mine, alone, one) in README.items():
+        table = load_table(name)
+
+        def ours(method: str, table: PaperTable = table, name: str = name, column: str = column) -> str:
+            values = [run["ours"] for run in counted(table, runs[name, column, method])]
+            return _number(statistics.fmean(values), _deviation(values), 1) + (" *" if len(values) < SEEDS else "")
+
+        cells = [f"{ours(method)} {NAMES[method]}" for method in mine]
+        last = ours(one) + (", of one architecture" if one == "Upper bound" else "")
+        parts.append(_row([what, ", ".join(cells), ours(alone) if alone else "not possible", last]))
+    return "\n".join([*parts, "", f"Means of {SEEDS} seeds with their deviation; * one seed."])
 
 
 def sentence(some: Sequence[Line]) -> str:
@@ -165,22 +212,21 @@ def sentence(some: Sequence[Line]) -> str:
     )
 
 
-def between(text: str, inner: str) -> str:
+def between(text: str, inner: str, begin: str = BEGIN) -> str:
     """Return a page with what stands between its marks replaced."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{inner}\n\n{END}{rest.partition(END)[2]}"
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n\n{inner}\n\n{END}{rest.partition(END)[2]}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Write the pages, or compare them with the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    args, some = parser.parse_args(words), cells(lines())
-    old = {path: path.read_text(encoding="utf-8") for path in (TOP / "docs" / "cells.md", TOP / "README.md")}
-    new = {
-        path: between(text, inner)
-        for (path, text), inner in zip(old.items(), (page(some), sentence(some)), strict=True)
-    }
+    args, runs = parser.parse_args(words), by_cell(lines())
+    some, (all_cells, readme) = cells(runs), (TOP / "docs" / "cells.md", TOP / "README.md")
+    old = {path: path.read_text(encoding="utf-8") for path in (all_cells, readme)}
+    new = {all_cells: between(old[all_cells], page(some))}
+    new[readme] = between(between(old[readme], rows(runs), ROWS_BEGIN), sentence(some))
     table = TOP / "figures" / "cells.json"
     old[table] = table.read_text(encoding="utf-8") if table.exists() else ""
     new[table] = "[\n" + ",\n".join(json.dumps(each) for each in some) + "\n]\n"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from figures.cells import cell, cells, main, page, sentence
+from figures.cells import by_cell, cell, cells, main, page, rows, sentence
 from figures.paper_tables import WHOLE, load_table
 
 TABLE = load_table("pfedhn-table3")
@@ -39,7 +39,7 @@ def test_ours_is_the_mean_of_the_runs_with_the_papers_settings_and_most_rounds()
         return {**about, "seed": seed, "rounds": rounds, "ours": ours, "val": ours, "set": own}
 
     runs = [run(0, 5000, 99.0), run(1, 5000, 98.0), run(2, 200, 10.0), run(3, 5000, 20.0, "hidden_dim=200")]
-    (found,) = [each for each in cells(runs) if each["cell"] == "pfedhn-table3, MNIST, 10 clients, pFedHN"]
+    (found,) = [each for each in cells(by_cell(runs)) if each["cell"] == "pfedhn-table3, MNIST, 10 clients, pFedHN"]
     assert (found["ours"], found["seeds"], found["own"]) == ([98.5, 0.71], [0, 1], True)
     text = page([found])
     assert (
@@ -59,7 +59,9 @@ def test_a_run_with_a_value_that_the_paper_searched_can_be_compared() -> None:
         {**about, "rounds": 500, "ours": 90.0, "set": ["local.learning_rate=0.01", "local.momentum=0.5"], "val": 88.0},
     ]
     for order in (runs, runs[::-1]):
-        (found,) = [each for each in cells(order) if each["cell"] == "odpfl-table1, CIFAR-10, Dirichlet 10, ODPFL-HN"]
+        (found,) = [
+            each for each in cells(by_cell(order)) if each["cell"] == "odpfl-table1, CIFAR-10, Dirichlet 10, ODPFL-HN"
+        ]
         assert (found["ours"], found["verdict"]) == ([68.0, None], "within")
         assert found["settings"]["set"] == ["local.learning_rate=0.01"]
 
@@ -67,10 +69,30 @@ def test_a_run_with_a_value_that_the_paper_searched_can_be_compared() -> None:
 def test_a_part_of_the_clients_has_a_cell_of_its_own() -> None:
     about = {"table": "hafl-table2", "column": "xray1000-25", "method": "HAFL-GHN", "rounds": 100, "set": []}
     runs = [{**about, "seed": seed, "ours": 0.0, "val": 0.0, "parts": {"arch-1": 70.0 + seed}} for seed in (0, 1)]
-    found = {each["cell"]: each["ours"] for each in cells(runs) if "4 clients, HAFL-GHN" in each["cell"]}
+    found = {each["cell"]: each["ours"] for each in cells(by_cell(runs)) if "4 clients, HAFL-GHN" in each["cell"]}
     assert found["hafl-table2, a thousand chest X-rays, 4 clients, HAFL-GHN, arch-1"] == [70.5, 0.71]
     assert found["hafl-table2, a thousand chest X-rays, 4 clients, HAFL-GHN, arch-0"] is None
 
 
 def test_the_pages_say_what_the_results_say() -> None:
     assert main(["--check"]) == 0
+
+
+def test_the_readmes_table_has_the_runs_that_count() -> None:
+    def run(table: str, column: str, method: str, *ours: float) -> list[dict[str, Any]]:
+        about = {"table": table, "column": column, "method": method, "rounds": 9, "val": 0.0, "set": []}
+        return [{**about, "seed": seed, "ours": each} for seed, each in enumerate(ours)]
+
+    methods = {
+        ("pfedhn-table1", "cifar10-50"): ("pFedHN-PC", "Local", "FedAvg"),
+        ("pfedhn-table3", "mnist-50"): ("pFedHN", "Local", "FedAvg"),
+        ("odpfl-table1", "cifar10-pathological"): ("ODPFL-HN", "FedAvg"),
+        ("hafl-table2", "xray1000-25"): ("HAFL-GHN", "Local", "Upper bound"),
+    }
+    runs = [one for (table, column), names in methods.items() for name in names for one in run(table, column, name, 70)]
+    runs += run("pfedhn-table1", "cifar10-50", "pFedHN", 80.0, 81.0, 82.0)
+    runs += [{**one, "rounds": 8} for one in run("pfedhn-table1", "cifar10-50", "pFedHN", 10.0)]
+    text = rows(by_cell(runs))
+    first = "| CIFAR-10, 50 clients of two classes | 81.0 +- 1.0 `pfedhn`, 70.0 * `pfedhn-pc` | 70.0 * | 70.0 * |"
+    assert text.splitlines()[2] == first
+    assert "| 70.0 * `odpfl` | not possible | 70.0 * |" in text and "| 70.0 *, of one architecture |" in text
