@@ -109,8 +109,9 @@ def _refuse_empty(portions: Mapping[str, Portion], pool: Pool, spec: DataSpec) -
             raise DataError(f"{pool.name}: expected examples in {part}, found none; add some")
         advice = "lower partitions, raise classes_per_client or alpha, or change the seed"
         if spec.split == "owner":
-            name = pool.owner_names[spec.partition or 0] if spec.partitions == len(pool.owner_names) else "too small"
-            advice = f"leave small owners out, here {name}, or lower partitions, so that a client has several"
+            here = {int(one) for each in portions.values() if each.owners is not None for one in each.owners}
+            names = ", ".join(pool.owner_names[one] for one in sorted(here))
+            advice = f"leave small owners out, here {names}, or take fewer clients, so that each has more"
         raise DataError(
             f"client {spec.partition} of {spec.partitions}: expected examples in {part}, found none of the {total} "
             f"that split {spec.split!r} deals; {advice}"

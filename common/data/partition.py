@@ -238,7 +238,8 @@ def deal_owners(pool: Pool, spec: DataSpec) -> Deal:
     """
     count = len(pool.owner_names)
     if not count:
-        raise DataError(f"split 'owner': expected data that name their owners, found {pool.name} without")
+        advice = "; name a table's column of owners in its schema or as data.owner" if pool.schema else ""
+        raise DataError(f"split 'owner': expected data that name their owners, found {pool.name} without{advice}")
     if spec.partitions > count:
         raise DataError(f"partitions: expected at most {count}, one owner each, found {spec.partitions}")
     client_of = np.arange(count, dtype=np.int64) % spec.partitions

@@ -109,11 +109,13 @@ def test_small_owners_have_a_share_of_each_part(tmp_path: Path) -> None:
     assert sum(sizes(together)) == 200
 
 
-def test_an_owner_that_is_too_small_is_named(tmp_path: Path) -> None:
-    owners = np.array(["clinic"] * 96 + ["ward"] * 4)
+@pytest.mark.parametrize("small", [["ward"], ["lab", "ward"]])
+def test_owners_that_are_too_small_are_named(small: list[str], tmp_path: Path) -> None:
+    """Two owners may be one client; then both are named."""
+    owners = np.array((["clinic"] * 96 if len(small) == 1 else ["clinic"] * 48 + ["home"] * 48) + (small * 4)[:4])
     name = save(tmp_path, x=np.arange(100.0)[:, None], y=np.arange(100) % 2, owner=owners)
-    with pytest.raises(DataError, match=r"split 'owner' deals; leave small owners out, here ward, or lower partitions"):
-        for seed in range(9):
+    with pytest.raises(DataError, match=rf"leave small owners out, here {', '.join(small)}, or take fewer clients"):
+        for seed in range(40):
             load(name, split="owner", partition=1, partitions=2, seed=seed)
 
 
