@@ -19,6 +19,11 @@ def check_name(name: str, where: str) -> str:
     return name
 
 
+def by_number(name: str) -> list[tuple[int, str]]:
+    """Return a sort key that puts client-2 before client-10."""
+    return [(int(part) if part.isdecimal() else -1, part) for part in re.split("([0-9]+)", name)]
+
+
 def default_state_dir(client_id: str) -> Path:
     """Return the default state folder of a client with this name, in XDG's state folder."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

@@ -12,6 +12,7 @@ from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.gains import of_all
 from hyperbloom.common.metrics import axis_of, scale_of, title_of
 from hyperbloom.common.newcomers import says
+from hyperbloom.common.program.names import by_number
 from hyperbloom.server.pages.charts import Series, class_colour, clients_in_order, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsne, read_embeddings
 from hyperbloom.server.pages.page import render
@@ -49,7 +50,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 def _page(run: RunData) -> bytes:
     main, chosen = run.main, read_summary(run.folder).get(run.main.name)
-    members = sorted(run.members.clients, key=lambda member: _by_number(member.name))
+    members = sorted(run.members.clients, key=lambda member: by_number(member.name))
     rivals = [course for course in run.courses[1:] if course.metrics]
     scale = main.scale
     sign, of = (1 if scale.rises else -1), main.accuracy
@@ -67,7 +68,7 @@ def _page(run: RunData) -> bytes:
         share=_share(run),
         further=list(_further(main)),
         curves=score_charts(run) if main.counts else [],
-        gains=sorted(run.gains.items(), key=lambda pair: _by_number(pair[0]))[:ROWS],
+        gains=sorted(run.gains.items(), key=lambda pair: by_number(pair[0]))[:ROWS],
         of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
         advice=read_json(run.folder / ADVICE, None),
         newcomers=says(chosen.newcomers, chosen.metric) if chosen and chosen.newcomers else "",
@@ -137,11 +138,6 @@ def _per_round(course: Course, what: str, values: Mapping[int, float]) -> Markup
 
 def _kilobytes(line: Line, way: str) -> float:
     return float(line.get(f"bytes_{way}", 0)) / 1e3 / max(1, asked(line))
-
-
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that puts client-2 before client-10."""
-    return [(int(part) if part.isdecimal() else -1, part) for part in re.split("([0-9]+)", name)]
 
 
 def _map(run: RunData) -> dict[str, Any]:

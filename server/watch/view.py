@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Mapping, Set
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from hyperbloom.common.gains import Gain, of_all, sentence
 from hyperbloom.common.metrics import Scale, scale_of, title_of
+from hyperbloom.common.program.names import by_number
 from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
 from hyperbloom.server.runs.lines import Line, client_lines, metrics_line
 from hyperbloom.server.watch.board import Board, plain_text
@@ -53,8 +53,8 @@ class TerminalView(Listener):
 
     def gained(self, gains: "Mapping[str, Gain]", metric: str, number: int) -> None:
         """Say what the federation gains its clients; of baselines only the mean."""
-        for name, gain in islice(gains.items(), MOST_ROWS if self.board.name == self._main else 0):
-            self.show(sentence(name, gain, metric))
+        for name in sorted(gains, key=by_number)[: MOST_ROWS if self.board.name == self._main else 0]:
+            self.show(sentence(name, gains[name], metric))
         if gains:
             self.show(f"{self.board.name}: {of_all(gains.values(), metric)}", "bold")
 
@@ -133,9 +133,10 @@ def results_table(
     for name, selection in results.items():
         table.add_column(Text(f"{name}\n(round {selection.round})"), justify="right", overflow="fold")
     scale = scale_of(next((selection.metric for selection in results.values()), "accuracy"))
-    for client, examples in islice(train_examples.items(), MOST_ROWS):
+    for client in sorted(train_examples, key=by_number)[:MOST_ROWS]:
         values = [selection.test_accuracy.get(client) for selection in results.values()]
-        table.add_row(Text(f"{client} (novel)" if client in novel else client), str(examples), *_cells(values, scale))
+        shown, count = Text(f"{client} (novel)" if client in novel else client), str(train_examples[client])
+        table.add_row(shown, count, *_cells(values, scale))
     if len(train_examples) > MOST_ROWS:
         table.add_row(f"{len(train_examples) - MOST_ROWS} more in summary.json")
     table.add_section()

@@ -77,6 +77,11 @@ def test_a_client_that_was_not_evaluated_is_shown_as_such() -> None:
     assert table[2:5] == [["a", "1", "10.0", "-"], ["b", "2", "-", "20.0"], ["c", "3", "-", "-"]]
 
 
+def test_client_2_stands_before_client_10() -> None:
+    table = rows({"local": selection(1, {})}, {"client-10": 1, "client-2": 2})
+    assert [row[0] for row in table[2:4]] == ["client-2", "client-10"]
+
+
 def test_novel_clients_are_marked_and_have_a_mean_of_their_own() -> None:
     results = {
         "odpfl": selection(3, {"a": 90.0, "b": 61.5}, test_mean=90.0, novel_test_mean=61.5),
