@@ -64,6 +64,8 @@ def ask_gains(run: Run, number: int, rounds: int) -> None:
         gains.update((name, gain) for name, gain in told if gain is not None)
         return answers
 
+    for listener in run.listeners:
+        listener.event(f"comparing with training alone, {rounds} round{'s' if rounds > 1 else ''} and fine-tuning")
     outcome, most = Outcome(), PATIENCE * config.round_timeout_s
     director = Director(run.federation, config.model_copy(update={"round_timeout_s": most}))
     director.play(through(run.algorithm.evaluate(run.turn(number), clients), play, Ask), outcome)
