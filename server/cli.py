@@ -157,10 +157,8 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> Path | None:
 
         trace()
     # A wrong flag is reported before this import, which takes seconds because of torch and Flower.
-    from hyperbloom.common.program.device import limit_threads
     from hyperbloom.server.runs.running import run_federation
 
-    limit_threads()
     return run_federation(config, machines, console, flags["run_dir"], flags["go_on"], resume)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import DiskError, HyperbloomError
 from hyperbloom.common.newcomers import says
-from hyperbloom.common.program.device import pick_device
+from hyperbloom.common.program.device import limit_threads, pick_device
 from hyperbloom.server.grids.engine import open_grid
 from hyperbloom.server.grids.fleet import Machines, Say, check_port, log_to
 from hyperbloom.server.loop.listener import Listener, Selection
@@ -49,6 +49,7 @@ def play(
     Raises:
         HyperbloomError: the run failed; this is recorded as an event. Or no checkpoint is usable, or the disk is full.
     """
+    limit_threads()
     with ExitStack() as stack:
         stack.enter_context(_full_disk_told(folder))
         stack.enter_context(locked(folder))
