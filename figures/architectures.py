@@ -36,8 +36,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from scipy.stats import ttest_1samp
 
-import figures.networks  # noqa: F401 - it registers the plain CNNs
+import figures.hafl_distillation
+import figures.networks  # noqa: F401 - both register what they have
 from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.config import LocalConfig, RunConfig
@@ -259,6 +261,23 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def paired(lines: Sequence[dict[str, Any]]) -> str:
+    """Return as Markdown what the graph adds: the paired differences over seeds, with Student's interval and p."""
+    rows = ["| experiment | seeds | graph over no graph | p |", "|" + "---|" * 4]
+    for experiment in dict.fromkeys(line["experiment"] for line in lines):
+        means: dict[str, dict[int, float]] = {"HAFL-GHN": {}, "no graph": {}}
+        for line in lines:
+            if line["experiment"] == experiment and line["method"] in means:
+                means[line["method"]][line["seed"]] = mean(line)
+        seeds = sorted(set.intersection(*map(set, means.values())))
+        if len(seeds) > 1 and not experiment.startswith("rates"):
+            test = ttest_1samp([means["HAFL-GHN"][seed] - means["no graph"][seed] for seed in seeds], 0)
+            low, high = test.confidence_interval()
+            gap = (low + high) / 2
+            rows.append(f"| {experiment} | {len(seeds)} | {gap:+.1f} ({low:+.1f} to {high:+.1f}) | {test.pvalue:.3f} |")
+    return "\n".join(rows)
+
+
 def by_architecture(lines: Sequence[dict[str, Any]]) -> list[list[float]]:
     """Return the test accuracies of all seeds and clients for each of the four architectures, in order."""
     groups: dict[int, list[float]] = {}
@@ -322,7 +341,7 @@ def main() -> None:
     if args.root:
         os.environ["HYPERBLOOM_DATA"] = str(args.root.resolve())
     if args.figure:
-        print(table(read(args.results)), passes_table(read(args.results)), sep="\n\n")
+        print(*(make(read(args.results)) for make in (table, paired, passes_table)), sep="\n\n")
         figure(read(args.results), args.figure)
         return
     rates, plain = (best_rates(args.results, name) for name in ("rates", "rates, plain CNNs"))

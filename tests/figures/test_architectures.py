@@ -1,9 +1,15 @@
 """The study of HAFL-GHN: what its tables say, from lines of results."""
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from figures.architectures import passes_table, read
+import pytest
+from scipy.stats import ttest_rel
+
+from figures.architectures import paired, passes_table, read, table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +29,35 @@ def test_passes_are_counted_to_the_first_at_which_the_mean_over_seeds_is_there()
     assert passes_table(lines).splitlines()[2:] == ["| hafl-0 | 30 % | 2 | 3 |", "| hafl-0 | 35 % | 2 | never |"]
 
 
-def test_the_page_has_the_table_that_the_results_give() -> None:
-    found = passes_table(read(ROOT / "figures" / "ghn.jsonl"))
-    assert len(found.splitlines()) == 2 + 2 * 4
-    assert found in (ROOT / "docs" / "ghn.md").read_text()
+def test_a_process_of_its_own_finds_every_method() -> None:
+    """Cells run in fresh processes, which have imported nothing else of the figures."""
+    code = (
+        "from figures.architectures import METHODS; from hyperbloom.strategies import find_strategy\n"
+        "for strategy, _, _ in METHODS.values(): find_strategy(strategy)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_what_the_graph_adds_is_paired_by_seed() -> None:
+    scores = {"HAFL-GHN": [42.0, 38.0, 40.5, 43.0], "no graph": [38.0, 37.5, 38.0, 37.0], "local": [41.0, 41.0]}
+    lines = [
+        {
+            "experiment": "plain CNNs",
+            "method": method,
+            "seed": seed,
+            "test": {"client-0": each - 1, "client-1": each + 1},
+        }
+        for method, found in scores.items()
+        for seed, each in enumerate(found)
+    ]
+    wanted = ttest_rel(scores["HAFL-GHN"], scores["no graph"])
+    low, high = wanted.confidence_interval()
+    row = f"| plain CNNs | 4 | +3.2 ({low:+.1f} to {high:+.1f}) | {wanted.pvalue:.3f} |"
+    assert paired([*lines, {**lines[0], "seed": 9}]).splitlines()[2:] == [row]
+    assert len(paired([{**each, "experiment": "rates"} for each in lines] + lines[:1]).splitlines()) == 2
+
+
+@pytest.mark.parametrize("make", [table, paired, passes_table])
+def test_the_page_has_the_tables_that_the_results_give(make: Callable[[list[dict[str, Any]]], str]) -> None:
+    found, page = make(read(ROOT / "figures" / "ghn.jsonl")).splitlines(), (ROOT / "docs" / "ghn.md").read_text()
+    assert len(found) > 4 and not [row for row in found if row not in page]
