@@ -35,7 +35,7 @@ README = {
         "",
         "FedAvg",
     ),
-    "chest X-rays, 4 clients, 4 architectures (AUROC)": (
+    "chest X-rays, 4 clients of 4 architectures, the model for all of one (AUROC)": (
         "hafl-table2",
         "xray1000-25",
         ("HAFL-GHN",),
@@ -188,15 +188,18 @@ def rows(runs: Runs) -> str:
     parts.append("|---|---:|---:|---:|")
     for what, (name, column, mine, alone, one) in README.items():
         table = load_table(name)
+        ours = {each: _mean(counted(table, runs[name, column, each])) for each in (*mine, alone, one) if each}
+        methods = ", ".join(f"{ours[each]} {NAMES[each]}" for each in mine)
+        parts.append(_row([what, methods, ours.get(alone, "not possible"), ours[one]]))
+    return "\n".join(
+        [*parts, "", f"Means of {SEEDS} seeds with their deviation, unless a cell names another number of seeds."]
+    )
 
-        def ours(method: str, table: PaperTable = table, name: str = name, column: str = column) -> str:
-            values = [run["ours"] for run in counted(table, runs[name, column, method])]
-            return _number(statistics.fmean(values), _deviation(values), 1) + (" *" if len(values) < SEEDS else "")
 
-        cells = [f"{ours(method)} {NAMES[method]}" for method in mine]
-        last = ours(one) + (", of one architecture" if one == "Upper bound" else "")
-        parts.append(_row([what, ", ".join(cells), ours(alone) if alone else "not possible", last]))
-    return "\n".join([*parts, "", f"Means of {SEEDS} seeds with their deviation; * one seed."])
+def _mean(runs: Sequence[Line]) -> str:
+    values = [run["ours"] for run in runs]
+    few = f" ({len(values)} seed{'s' if len(values) > 1 else ''})" if len(values) != SEEDS else ""
+    return _number(statistics.fmean(values), _deviation(values), 1) + few
 
 
 def sentence(some: Sequence[Line]) -> str:

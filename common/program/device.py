@@ -39,5 +39,5 @@ def cores() -> int:
 
 
 def limit_threads(wanted: int | None = None) -> None:
-    """Let torch use so many threads; without a wish, no more than there are cores, as it does not see a container's."""
+    """Let torch use `wanted` threads, or at most `cores()`; by itself it takes one for each core of the machine."""
     torch.set_num_threads(wanted or min(torch.get_num_threads(), cores()))

@@ -65,7 +65,7 @@ def ask_gains(run: Run, number: int, rounds: int) -> None:
         return answers
 
     for listener in run.listeners:
-        listener.event(f"comparing with training alone, {rounds} round{'s' if rounds > 1 else ''} and fine-tuning")
+        listener.event("each client now trains alone, to compare, which may take as long as the run")
     outcome, most = Outcome(), PATIENCE * config.round_timeout_s
     director = Director(run.federation, config.model_copy(update={"round_timeout_s": most}))
     director.play(through(run.algorithm.evaluate(run.turn(number), clients), play, Ask), outcome)

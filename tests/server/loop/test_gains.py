@@ -107,7 +107,7 @@ def test_the_answer_is_in_the_run_folder_on_the_report_and_on_the_card(tmp_path:
     (gains,) = play(tmp_path, "pfedhn", **SMALL).gains
     found = read_gains(tmp_path)
     assert all((found[name][1].value, found[name][1].low) == (gain.value, gain.low) for name, gain in gains.items())
-    assert "comparing with training alone, 2 rounds and fine-tuning" in (tmp_path / "events.jsonl").read_text()
+    assert "each client now trains alone, to compare" in (tmp_path / "events.jsonl").read_text()
     page = write_report(tmp_path).read_text().replace("&#39;", "'")
     assert "Does it pay for each client?" in page and of_all(gains.values(), "accuracy") in page
     export = Export(tmp_path)
