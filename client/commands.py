@@ -294,8 +294,9 @@ def _join(ctx: click.Context, /, eps: float | None, delta: float | None, budget:
     shared.log_to("join", flags["verbose"])
     if (eps is None) != (delta is None):
         raise ConfigError("--eps and --delta: expected both or neither")
-    if eps is not None and flags["max_train"] is not None:
-        raise ConfigError("--eps: expected no --max-train: which examples it leaves depends on all labels")
+    for flag, given in (("--max-train", flags["max_train"]), ("--partition", flags["partition"])):
+        if eps is not None and given is not None:
+            raise ConfigError(f"--eps: expected no {flag}: which examples it leaves depends on all labels")
     if budget is not None and eps is None:
         raise ConfigError("--budget: expected with --eps and --delta; without noise no budget holds")
     if budget is not None and not 0 < budget < float("inf"):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -13,6 +14,7 @@ from hyperbloom.common.data import DataSpec
 from hyperbloom.common.data.schema import load_schema
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.names import check_name, default_state_dir
+from hyperbloom.common.secrecy.keys import server_of
 
 Disclosure = Literal["types", "all-types", "graph"]
 """The most that a client discloses of its own model: its layer types, nothing, or the whole graph."""
@@ -72,8 +74,9 @@ class ClientSettings:
 
     @property
     def schema_file(self) -> Path:
-        """Where the schema is kept that a server has handed out for this client's table."""
-        return self.folder / "schema.json"
+        """Where the schema is kept that this client's server has handed out for its table; others must not see it."""
+        server = server_of(self.root_certificates) or self.server
+        return self.folder / (f"schema-{sha256(server.encode()).hexdigest()[:16]}.json" if server else "schema.json")
 
     @property
     def source(self) -> DataSpec:

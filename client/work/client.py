@@ -28,8 +28,6 @@ from hyperbloom.common.wire.orders import Scope
 
 log = logging.getLogger("hyperbloom.client")
 
-OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
-
 LOADED_CLIENTS = 256
 """Virtual clients of one process whose data stay loaded. Data of others are read again when they are needed."""
 
@@ -44,12 +42,19 @@ class Client:
         identity_of(settings)  # report problems with the files now
         self.device = pick_device(settings.device)
         self._handed: Schema | None = None  # the first schema that the server handed out
-        self._load()
+        try:
+            self._load()
+        except DataError:
+            if settings.source == settings.data:
+                raise
+            settings.schema_file.unlink()  # of an earlier start; the table or the server's schema may differ by now
+            self._load()
 
     def _load(self) -> None:
         settings, data = self.settings, load_client_data(self.settings.source)
         self.num_classes, self.input_shape = data.num_classes, data.input_shape
         self.class_shares, self.scaling, self.schema = data.class_shares, data.scaling, data.schema
+        self.meaning = data.meaning
         parts = [part.to(self.device) for part in (data.train, data.val, data.test)]
         if settings.low_memory and self.device.type == "cpu":
             settings.folder.mkdir(parents=True, exist_ok=True)
@@ -150,10 +155,8 @@ class Client:
         """Replace errors of the own model, which name modules and shapes, by a HyperbloomError without details."""
         try:
             yield
-        except OUT_OF_MEMORY:
-            raise
         except Exception as error:
-            told = isinstance(error, HyperbloomError) and not isinstance(error, ModelError)
+            told = _is_memory(error) or (isinstance(error, HyperbloomError) and not isinstance(error, ModelError))
             if self.own is None or told:
                 raise
             if isinstance(error, ModelError):  # no traceback: one line says all
@@ -185,7 +188,9 @@ def enough_memory() -> Iterator[None]:
     """Turn an out-of-memory error into a HyperbloomError with advice, and free cached memory; also a decorator."""
     try:
         yield
-    except OUT_OF_MEMORY as error:
+    except (RuntimeError, MemoryError) as error:
+        if not _is_memory(error):
+            raise
         log.error("out of memory: %s", error)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -193,6 +198,11 @@ def enough_memory() -> Iterator[None]:
             "the client's memory is not enough; lower local.batch_size, or let it join with a smaller --size",
             reason=Reason.MEMORY,
         ) from None
+
+
+def _is_memory(error: Exception) -> bool:
+    """Return whether an error says that memory is not enough; on a CPU, torch has no type for it."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _in_short(error: ModelError) -> str:

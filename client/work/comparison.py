@@ -15,7 +15,7 @@ from hyperbloom.client.work.networks import Loaded, load, load_alone, loaded_net
 from hyperbloom.client.work.own_network import Fixed, tensors_of
 from hyperbloom.client.work.scoring import EVALUATION_BATCH, evaluate, respond, score_of, settle_norms
 from hyperbloom.client.work.sgd import Flat, train
-from hyperbloom.common.config import MOST_STEPS, decay
+from hyperbloom.common.config import decay
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import MIXTURES, MODELS, RESAMPLES, SURE, Gain, interval, sentence
@@ -26,6 +26,7 @@ from hyperbloom.common.wire.orders import REFINED, CompareOrder, CompareResult, 
 log = logging.getLogger("hyperbloom.client")
 
 TUNING_ROUNDS = 10  # most rounds of fine-tuning
+MOST_COMPARED = 10**6  # most steps that a client trains alone
 
 
 class _Trial:
@@ -49,8 +50,9 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
         HyperbloomError: the user does not allow it, the own model failed, or the memory was not enough.
     """
     sgd = order.sgd
-    if not 1 <= min(order.rounds, sgd.steps, sgd.batch_size) <= max(order.rounds, sgd.steps) <= MOST_STEPS:
-        raise WireError(f"order: expected 1 to {MOST_STEPS} rounds of steps, found {order.rounds} of {sgd.steps}")
+    if min(order.rounds, sgd.steps, sgd.batch_size) < 1 or order.rounds * sgd.steps > MOST_COMPARED:
+        raise WireError(f"order: expected 1 to {MOST_COMPARED} steps, found {order.rounds} rounds of {sgd.steps}")
+    count_score(client, order, loaded_network(client, order.target, order.weights).module)
     with client.hide_own_model():
         trials = dict(_trials(client, order))
     gain = _gain(trials, client.test_data, order.metrics[0])
@@ -59,7 +61,6 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
         text = sentence(name, gain, order.metrics[0])
         log.info("%s", text.removeprefix(name).lstrip(": "))  # a line of the log begins with the name
         keep_scored(client, order, best.tensors, best.test, text, lone=gain.chosen == "alone")
-    count_score(client, order, loaded_network(client, order.target, order.weights).module)
     told = gain if client.settings.disclose_gain else None
     if told is not None:
         client.releases.spend("scores", len(told.models))

@@ -4,7 +4,7 @@ It uses no labels. Between the descriptor and its gradient the client keeps the 
 It then repeats the forward pass, which must give the same descriptor.
 """
 
-from functools import cache, partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from hyperbloom.common.wire.weights import Weights
 FIT_MOMENTUM = 0.9
 FIT_CLIP = 1.0
 """Largest norm of a step's gradient, so that a distant target descriptor does not destroy the encoder."""
+LOADED_ENCODERS = 4
 
 
 def describe(client: Client, order: DescribeOrder) -> DescribeResult:
@@ -116,7 +117,7 @@ def _loaded(name: str, inputs: Tensor, dim: int, weights: Weights, version: str)
     return module, part
 
 
-@cache
+@lru_cache(LOADED_ENCODERS)
 def _module(spec: encoders.EncoderSpec, dtype: torch.dtype, device: torch.device) -> tuple[encoders.Encoder, FlatPart]:
     module = encoders.build_encoder(spec).to(device, dtype).eval()
     return module, FlatPart(module, encoders.encoder_layout(spec))

@@ -79,6 +79,7 @@ def introduce(client: Client, greeting: Greeting) -> Introduction:
         moments=_moments(client, task) if client.settings.disclose_moments else (),
         schema=client.schema.text if client.schema else None,
         backbone=client.backbone,
+        meaning=client.meaning,
     )
 
 

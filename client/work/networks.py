@@ -5,7 +5,7 @@ of another client or run, or if another process has written it.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from hyperbloom.common.wire.orders import PRIVATE, Scope, Target
 from hyperbloom.common.wire.weights import Weights
 
 LOADED_NETWORKS = 32
-"""Most own models, each with its hypernetwork, that one process keeps in memory."""
+"""Most networks that one process keeps in memory of each kind; an own model with its hypernetwork is one."""
 
 Holder = tuple[Client, str, FileState, tuple[int, ...]]
 
@@ -168,7 +168,7 @@ def _holder(client: Client, scope: Scope) -> Holder:
     return client, scope.run_id, client.state.personal_file(scope.run_id), scope.rewound
 
 
-@cache
+@lru_cache(LOADED_NETWORKS)
 def _network(spec: models.ModelSpec, private: str, device: torch.device) -> Loaded:
     module = models.build(spec).to(device)
     full = models.full_layout(spec)

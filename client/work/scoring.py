@@ -57,7 +57,9 @@ def settle_norms(module: nn.Module, data: Examples) -> None:
         norm.train()
         norm.reset_running_stats()
         norm.momentum = None  # the plain average over batches
-    for inputs in data.inputs.tensor_split(-(-len(data) // EVALUATION_BATCH)):  # alike in size, as they count alike
-        module(inputs)
+    # Batches count alike, so they are alike in size, and shuffled: in files, classes often follow one another.
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0)).to(data.inputs.device)
+    for batch in order.tensor_split(-(-len(data) // EVALUATION_BATCH)):
+        module(data.inputs[batch])
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

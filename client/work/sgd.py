@@ -14,8 +14,12 @@ from torch import Tensor, nn
 from hyperbloom.client.work.precision import forward
 from hyperbloom.client.work.steps import repeat
 from hyperbloom.common.data import Examples
+from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import SGD
+
+MOST_DRAWN = 2**27
+"""Most examples in all steps of a training, whose numbers take 1 GiB."""
 
 
 class Flat:
@@ -118,10 +122,12 @@ class Network:
 def draw_batches(examples: int, batch_size: int, steps: int, seed: int) -> Tensor:
     """Return `(steps, min(batch_size, examples))` indices. Each row is the start of a fresh shuffle.
 
-    They are drawn on the CPU, so that every device trains on the same batches.
+    They are drawn on the CPU, so that every device trains on the same batches. WireError if they are too many.
     """
     generator = torch.Generator().manual_seed(seed)
     size = min(batch_size, examples)
+    if steps * size > MOST_DRAWN:
+        raise WireError(f"order: expected at most {MOST_DRAWN} examples in all steps, found {steps} steps of {size}")
     # Copy each slice, because a view would keep the whole shuffle of every step in memory.
     return torch.stack([torch.randperm(examples, generator=generator)[:size].clone() for _ in range(steps)])
 

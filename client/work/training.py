@@ -18,7 +18,7 @@ from hyperbloom.common.secrecy.noise import release
 from hyperbloom.common.wire.exchanges import FitOrder, FitResult
 from hyperbloom.common.wire.masks import MaskedOrder
 from hyperbloom.common.wire.orders import REPLIES, TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import Weights
+from hyperbloom.common.wire.weights import LARGEST_NORM, Weights
 
 
 @enough_memory()
@@ -82,7 +82,8 @@ def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, se
     """
     network.holds = None  # when several train at once, an earlier one has set it
     hidden = order.noise is not None or order.quiet or client.releases.bounded
-    if not math.isfinite(loss) or not bool(network.personal.values.isfinite().all()):
+    norms = (float(part.values.norm()) for part in (network.shared, network.personal))
+    if not math.isfinite(loss) or not all(norm <= LARGEST_NORM for norm in norms):  # the loss of the step before
         shown = "" if hidden or isinstance(order, MaskedOrder) else f" (loss {loss})"  # it depends on the examples
         raise HyperbloomError(f"training diverged{shown}; lower local.learning_rate", reason=Reason.DIVERGED)
     keep_personal(client, order.scope, network)

@@ -37,7 +37,8 @@ def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequ
             parameters |= part.layout.views(vector)
         return task.loss(functional_call(network.module, parameters, (x,)), y, w, share)
 
-    gradients_and_losses = vmap(grad_and_value(loss), in_dims=(0, 0, 0, None if weights is None else 0, 0))
+    axes = (0, 0, 0, None if weights is None else 0, 0)
+    gradients_and_losses = vmap(grad_and_value(loss), axes, randomness="different")  # each client drops out its own
     network.module.train()
 
     def step(batch: Tensor) -> None:

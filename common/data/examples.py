@@ -95,6 +95,7 @@ class ClientData:
         scaling: The scaling of the stored numbers, already applied.
         kind: What the labels are.
         schema: What the columns of a table mean, if the data are one.
+        meaning: Digest of the names in the data set, before a partition that relabels; None if they are numbers.
 
     Raises:
         DataError: The parts differ in shape, the labels are of another kind or out of range, or there are not
@@ -109,6 +110,7 @@ class ClientData:
     scaling: Scaling = field(default=Scaling(1.0))
     kind: LabelKind = "classification"
     schema: Schema | None = None
+    meaning: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.class_names) != self.num_classes:

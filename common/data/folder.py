@@ -1,6 +1,6 @@
 """Users' own images: in folders by class, or listed with their labels in a `labels.csv`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,8 @@ from hyperbloom.common.data.table import read_cells
 from hyperbloom.common.errors import DataError
 
 LIST = "labels.csv"
+
+MOST_NUMBERED = 1000
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp")
 GREY, COLOUR = ("1", "L", "LA"), ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
@@ -80,7 +82,7 @@ def _read_listed(root: Path, spec: DataSpec) -> Pool:
     absent = next((path for path in paths if not path.is_file()), None)
     if absent is not None:
         raise DataError(f"{where}: expected the names of images below {root}, found {absent}, which is no file")
-    classes = propose_classes(table, label)
+    classes = tuple(_numbered(propose_classes(table, label)))
     whole = Portion.of(_images(paths), read_labels(table, label, classes, where))
     units = {f"{name}s": [np.array(table[name])] for name in ("owner", "group") if name in table}
     return build_pool(str(root), {where: whole}, spec.seed, classes or label, units)
@@ -96,7 +98,13 @@ def _class_names(folder: Path) -> list[str]:
     names = [entry.name for entry in _folders(folder)]
     if not names:
         raise DataError(f"{folder}: expected one folder of images for each class, found no folders")
-    return names
+    return _numbered(names)
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Return the names of classes; small numbers are the classes themselves, so that a site may lack some."""
+    numbers = [int(name) for name in names if name.isdecimal() and name == str(int(name)) and int(name) < MOST_NUMBERED]
+    return list(map(str, range(1 + max(numbers)))) if numbers and len(numbers) == len(names) else list(names)
 
 
 def _list(folder: Path, names: list[str]) -> tuple[tuple[Path, ...], IntArray]:

@@ -69,7 +69,7 @@ class DataSource:
         portions["train"] = _limited(portions["train"], spec)
         scaling = scaling or pool.scaling
         train, val, test = (portions[part].examples(scaling) for part in ("train", "val", "test"))
-        return ClientData(train, val, test, len(names), names, scaling, pool.kind, pool.schema)
+        return ClientData(train, val, test, len(names), names, scaling, pool.kind, pool.schema, pool.meaning)
 
 
 # Weak references, because a process with one client must not keep the whole data set in memory.

@@ -33,10 +33,11 @@ def read_npz(spec: DataSpec) -> Pool:
     arrays = {MEDMNIST.get(key, key): array for key, array in found.items()}
     names = _class_names(arrays, path)
     parts = [end for end in ("_train", "_val", "_test") if f"x{end}" in arrays or f"y{end}" in arrays]
-    parts = [""] if {"x", "y"} <= arrays.keys() else parts
-    wanted = [f"{letter}{end}" for end in {*parts, *(("_train", "_test") if parts != [""] else ())} for letter in "xy"]
-    if not set(wanted) <= arrays.keys():
+    whole = {"x", "y"} & arrays.keys()
+    wanted = {f"{letter}{end}" for end in ([""] if whole else {*parts, "_train", "_test"}) for letter in "xy"}
+    if not wanted <= arrays.keys() or (whole and parts):
         raise DataError(f"{path}: expected the keys {FORMS}; found {', '.join(sorted(found)) or 'none'}")
+    parts = [""] if whole else parts
     keys = [(f"{path}: key 'x{end}'", f"{path}: key 'y{end}'") for end in parts]
     named = {x: check_pair(arrays[f"x{end}"], arrays[f"y{end}"], x, y) for end, (x, y) in zip(parts, keys, strict=True)}
     units = {f"{kind}s": [arrays[key] for key in _each(arrays, kind, parts, path)] for kind in ("owner", "group")}

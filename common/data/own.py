@@ -66,7 +66,7 @@ def check_inputs(inputs: AnyArray, name: str) -> AnyArray:
         raise DataError(f"{name}: expected finite float32 numbers, found {wrong} that are not among {inputs.size}")
     if converted.ndim == 3:
         return converted[:, None]
-    if converted.ndim == 4 and converted.shape[3] in CHANNELS and converted.shape[1] == converted.shape[2] > 4:
+    if converted.ndim == 4 and converted.shape[3] in CHANNELS and converted.shape[1] not in CHANNELS:
         raise DataError(f"{name}: expected floats as (N, C, H, W), found {inputs.shape}; transpose(0, 3, 1, 2) it")
     return converted
 

@@ -7,6 +7,7 @@ memory. It reads the labels first, computes the partition from them, and then re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import Protocol
 
 import numpy as np
@@ -142,6 +143,12 @@ class Pool:
         """The number of strata: the classes, whether there are examples of all of them or not."""
         most = max(int(strata.max(initial=-1)) for strata in self.strata.values())
         return len(self.class_names) if self.kind == "classification" else 1 + most
+
+    @property
+    def meaning(self) -> str | None:
+        """A digest of the names of the classes; None if they are only numbered."""
+        plain = self.class_names == tuple(map(str, range(len(self.class_names))))
+        return None if plain else sha256(repr(self.class_names).encode()).hexdigest()[:16]
 
     @property
     def least_outputs(self) -> int:

@@ -81,7 +81,7 @@ class Column(Section):
                 inputs[row, place[cells[row]]] = 1.0
             else:
                 inputs[row, 0] = (_number(cells[row], where, row, self.name) - mean) / std
-        if self.kind == "number" and None not in (self.mean, self.std) and (mean, std) != (0.0, 1.0):  # scaled
+        if self.kind == "number" and (mean, std) != (0.0, 1.0):  # scaled
             inputs[:, 0].clip(-FARTHEST, FARTHEST, out=inputs[:, 0])
         return inputs
 

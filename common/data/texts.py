@@ -11,7 +11,10 @@ from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.program.importing import describe
 
-FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
+FILES = (
+    *("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model"),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+)
 """Files that decide how a tokenizer cuts texts. A folder has some of them."""
 
 LENGTH = 128

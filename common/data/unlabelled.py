@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from hyperbloom.common.data.files import read_arrays
-from hyperbloom.common.data.folder import ENDINGS, read_image
+from hyperbloom.common.data.folder import ENDINGS, LIST, read_image
+from hyperbloom.common.data.npz import MEDMNIST
 from hyperbloom.common.data.own import check_inputs
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.schema import FIRST_ROW, Schema
@@ -33,9 +34,11 @@ def is_unlabelled(path: Path) -> bool:
     """Return whether a path holds inputs without labels: `.npy`, `.txt`, `.npz` without `y`, images or their folder."""
     if path.is_dir():
         entries = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
-        return not any(entry.is_dir() for entry in entries) and any(_is_image(entry) for entry in entries)
+        listed = any(entry.is_dir() or entry.name == LIST for entry in entries)
+        return not listed and any(_is_image(entry) for entry in entries)
     if path.suffix == ".npz" and path.is_file():
-        return not any(key == "y" or key.startswith("y_") for key in read_arrays(path))
+        keys = (MEDMNIST.get(key, key) for key in read_arrays(path))
+        return not any(key == "y" or key.startswith("y_") for key in keys)
     return path.suffix in (".npy", ".txt") or _is_image(path)
 
 

@@ -24,6 +24,7 @@ from hyperbloom.common.models.parts import last_layer
 from hyperbloom.common.program.importing import describe
 
 WEIGHTS = "model.safetensors"
+_FETCHES = ("pretrained", "checkpoint", "cache")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _CONVERT = (
     "python -c 'import torch; from safetensors.torch import save_file; "
@@ -86,8 +87,10 @@ def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) ->
             import timm
 
             arguments = {"num_classes": num_classes, "in_chans": input_shape[0], "pretrained": False}
-            more = config.get("model_args") or {}
-            module = _filled(timm.create_model(config["architecture"], **arguments, **more), folder)
+            name, more = str(config["architecture"]), dict(config.get("model_args") or {})
+            if ":" in name or any(key.startswith(_FETCHES) for key in more):  # timm would fetch, or open other files
+                raise ValueError(f"expected a name of timm's and arguments of its network, found {name}, {list(more)}")
+            module = _filled(timm.create_model(name, **arguments, **more), folder)
     except ImportError as error:
         raise ModelError(f"--backbone: {folder} needs {error.name}: pip install 'hyperbloom[backbone]'") from None
     except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:

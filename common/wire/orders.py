@@ -156,6 +156,7 @@ class Introduction:
             mean, and their deviation; empty unless the client's user chose to disclose them.
         schema: what the columns of its table mean, as JSON, if its data are one.
         backbone: digest of its pretrained network, if it has one.
+        meaning: digest of the names of its classes; None if they are only numbered.
     """
 
     client_id: str
@@ -178,6 +179,7 @@ class Introduction:
     moments: tuple[float, ...] = ()
     schema: str | None = None
     backbone: str | None = None
+    meaning: str | None = None
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,8 @@ def unusable() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"x": x[0], "y": y}, r"key 'x': expected shape \(N, F\), .*, found \(3,\)"
     yield {"x": x[:, :0], "y": y}, r"key 'x': expected shape .*, found \(10, 0\)"
     yield {"x": np.zeros((10, 8, 8, 3)), "y": y}, r"key 'x': expected floats as \(N, C, H, W\), found \(10, 8, 8, 3\)"
+    yield {"x": np.zeros((10, 5, 8, 3)), "y": y}, r"key 'x': expected floats as \(N, C, H, W\), found \(10, 5, 8, 3\)"
+    yield {**SPLIT, "x": x, "y": y}, "expected the keys .*; found x, x_test, x_train, y, y_test, y_train"
     yield {"x": np.zeros((10, 8, 8, 7), np.uint8), "y": y}, r"key 'x': expected uint8 images as \(N, H, W, C\)"
     yield {"x": x, "y": y.astype(str)}, "key 'y': expected integers .*, found dtype <U"
     yield {"x": x, "y": y[:, None, None].astype(float)}, r"key 'y': expected .*, found float64 \(10, 1, 1\)"

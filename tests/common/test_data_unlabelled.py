@@ -130,5 +130,9 @@ def test_what_has_labels_is_told_from_what_has_none(tmp_path: Path) -> None:
     (tmp_path / "flat").mkdir()
     Image.new("L", (4, 4)).save(tmp_path / "flat" / "a.png")
     (tmp_path / "classes" / "cat").mkdir(parents=True)
-    paths = ("x.npz", "xy.npz", "flat", "classes", "digits", "absent.npy")
-    assert [is_unlabelled(tmp_path / path) for path in paths] == [True, False, True, False, False, True]
+    np.savez(tmp_path / "med.npz", train_images=np.zeros((2, 4, 4)), train_labels=np.zeros(2, np.int64))
+    (tmp_path / "listed").mkdir()
+    Image.new("L", (4, 4)).save(tmp_path / "listed" / "a.png")
+    (tmp_path / "listed" / "labels.csv").write_text("file,ill\na.png,1\n")
+    paths = ("x.npz", "flat", "absent.npy", "xy.npz", "classes", "digits", "med.npz", "listed")
+    assert [is_unlabelled(tmp_path / path) for path in paths] == 3 * [True] + 5 * [False]

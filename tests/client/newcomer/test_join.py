@@ -35,6 +35,7 @@ def newcomer(folder: Path, data: DataSpec = DIGITS, promise: Promise | None = No
         (["--eps", "1", "--delta", "0.01", "--budget", "0"], "--budget: expected a number above 0, found 0"),
         (["--eps", "-1", "--delta", "0.01"], "--eps: expected a number above 0"),
         (["--eps", "1", "--delta", "0.01", "--max-train", "9"], "--eps: expected no --max-train"),
+        (["--eps", "1", "--delta", "0.01", "--partition", "0/4"], "--eps: expected no --partition"),
         (["--data", "absent.npy"], "expected a file or folder, found none"),
         (["--partition", "3"], "--partition: expected I/N"),
         (["--root-certificates", "absent.pem"], "--root-certificates: expected a file"),

@@ -6,6 +6,7 @@ import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,10 @@ def test_a_process_keeps_a_limited_number_of_clients_loaded(make_worker: MakeWor
     assert answer(loaded[1], evaluate_order("head")) == answer(loaded[0], evaluate_order("head"))
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+CPU = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 48 GB")
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), CPU])
 def test_out_of_memory_is_told_and_the_client_lives_on(
     make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
@@ -128,6 +132,27 @@ def test_a_table_that_does_not_fit_stays_as_it_was_and_the_server_learns_nothing
         introduce(worker, Greeting("1", schema=schema))
     assert re.search(message, caplog.text)
     assert (worker.input_shape, Client(settings).input_shape) == (before, before)
+
+
+def test_a_schema_is_of_the_server_that_handed_it_out(tmp_path: Path) -> None:
+    settings = ClientSettings(
+        "a", DataSpec(table(tmp_path), label="ill"), "cpu", state_dir=tmp_path / "a", server="one:9092"
+    )
+    introduce(Client(settings), Greeting("1", schema=SCHEMA))
+    assert introduce(Client(settings), Greeting("1")).schema is not None
+    with pytest.raises(RefusedError, match="the server has no schema"):
+        introduce(Client(replace(settings, server="another:9092")), Greeting("1"))
+
+
+def test_a_schema_that_no_longer_fits_the_table_does_not_keep_the_client_from_asking_anew(tmp_path: Path) -> None:
+    data = DataSpec(table(tmp_path), label="ill")
+    settings = ClientSettings("a", data, "cpu", state_dir=tmp_path / "a")
+    introduce(Client(settings), Greeting("1", schema=SCHEMA))
+    table(tmp_path, "a word where all were numbers")
+    with pytest.raises(RefusedError):
+        introduce(Client(settings), Greeting("1", schema=SCHEMA))
+    corrected = SCHEMA.replace('"number"', '"number", "missing": ["a word where all were numbers"]')
+    assert introduce(Client(settings), Greeting("1", schema=corrected)).schema is not None
 
 
 def test_the_site_whose_table_the_schema_is_proposed_from_joins_as_well(tmp_path: Path) -> None:

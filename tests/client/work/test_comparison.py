@@ -284,7 +284,7 @@ def test_a_model_for_all_of_another_shape_is_refused(make_worker: Callable[..., 
         make_worker("ward-7").answer(order(common=Weights(BODY, torch.zeros(BODY.numel))))
 
 
-@pytest.mark.parametrize("changes", [{"rounds": 0}, {"rounds": 10**9}])
+@pytest.mark.parametrize("changes", [{"rounds": 0}, {"rounds": 10**6}])
 def test_an_order_without_sound_numbers_is_refused(make_worker: Callable[..., Worker], changes: dict[str, Any]) -> None:
-    with pytest.raises(Exception, match="order: expected 1 to 100000 rounds of steps"):
+    with pytest.raises(Exception, match="order: expected 1 to 1000000 steps, found"):
         make_worker("ward-7").answer(order(**changes))

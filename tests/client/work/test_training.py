@@ -305,6 +305,17 @@ def test_a_training_that_diverges_leaves_nothing_bad_for_the_next_reply(make_wor
     assert float(Codec("int8", "int8").decode(result.encoded, FULL).norm()) < 100
 
 
+def test_weights_that_no_server_takes_are_a_training_that_diverged(make_worker: MakeWorker) -> None:
+    """The loss of the only step is of the weights before it."""
+    with pytest.raises(HyperbloomError, match="training diverged"):
+        make_worker().answer(train_order(learning_rate=1e7, steps=1))
+
+
+def test_an_order_for_more_batches_than_fit_into_memory_is_refused(make_worker: MakeWorker) -> None:
+    with pytest.raises(WireError, match=r"order: expected at most 134217728 examples in all steps, found 100000 steps"):
+        draw_batches(2000, 2000, 100_000, 0)
+
+
 # ---------------------------------------------------------------------- what a machine can be short of
 
 

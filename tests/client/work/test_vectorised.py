@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network, train
 from hyperbloom.client.work.vectorised import train_rows
@@ -148,3 +148,12 @@ def test_the_module_is_read_as_an_architecture_only() -> None:
     train_rows(Network(module, *rows), data, train_order(batch_size=5).sgd, [5, 6])
     assert torch.equal(layout.flatten(dict(module.named_parameters())), before)
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_each_client_drops_out_neurons_of_its_own() -> None:
+    module = nn.Sequential(nn.Linear(6, 32), nn.Dropout(0.5), nn.Linear(32, 4))
+    layout, data = Layout.of(module), some_examples("mlp", 30, torch.float32, "cpu")
+    rows = layout.flatten(dict(module.named_parameters())).expand(2, -1).clone()
+    together = Network(module, Flat(layout, rows), Flat(Layout(()), rows.new_zeros(2, 0)))
+    losses = train_rows(together, [data, data], train_order(learning_rate=0.1).sgd, [0, 0])
+    assert losses.isfinite().all() and losses[0] != losses[1]

@@ -19,8 +19,13 @@ def write_list(root: Path, header: str, row: str, count: int = 40) -> str:
     """Write images of the grey values 0 to `count` and a list of them; `row` is filled in with `i`."""
     for i in range(count):
         draw(root / "scans" / f"{i}.png", i)
-    (root / "labels.csv").write_text("\n".join([header, *(row.format(i=i, h=i % 2, t=i / 7) for i in range(count))]))
+    (root / "labels.csv").write_text(
+        "\n".join([header, *(row.format(i=i, h=i % 2, t=i / 7, g=(0, 2, 3)[i % 3]) for i in range(count))])
+    )
     return str(root)
+
+
+SITES = {"one": "scans/{i}.png,class{h}", "same": "scans/{i}.png,class{h}", "other": "scans/{i}.png,type{h}"}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +45,19 @@ def test_each_column_beside_the_file_is_a_label(
     assert sorted(numbers.tolist()) == list(range(40))
     first = data.whole.labels.reshape(40, -1)[:, 0]
     assert torch.allclose(first.float(), numbers / 7 if kind == "regression" else numbers % 2)
+
+
+def test_sites_that_lack_a_grade_agree_on_the_others(tmp_path: Path) -> None:
+    """Grades are numbers already: a site with 0, 2 and 3 must not call its grade 2 the first class."""
+    data = load_client_data(DataSpec(write_list(tmp_path, "file,grade", "scans/{i}.png,{g}")))
+    assert (data.num_classes, data.class_names, data.meaning) == (4, ("0", "1", "2", "3"), None)
+    assert data.whole.labels.unique().tolist() == [0, 2, 3]
+
+
+def test_the_names_of_classes_have_a_digest_that_others_can_compare(tmp_path: Path) -> None:
+    written = [write_list(tmp_path / name, "file,ill", row) for name, row in SITES.items()]
+    first, same, other = (load_client_data(DataSpec(name)).meaning for name in written)
+    assert first == same != other
 
 
 def test_a_list_names_owners_and_groups(tmp_path: Path) -> None:

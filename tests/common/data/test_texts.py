@@ -82,6 +82,10 @@ def test_another_tokenizer_is_another_backbone(backbone: str, tmp_path: Path) ->
         backbone_digest(ModelSpec(BACKBONE, "M", (LENGTH,), 2, "head", str(folder))) for folder in (same, other)
     ]
     assert digests[0] == digests[1] != digests[2]
+    (same / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    spec = ModelSpec(BACKBONE, "M", (LENGTH,), 2, "head", str(same))
+    backbone_digest.cache_clear()
+    assert backbone_digest(spec) != digests[0], "it cuts the same texts in another way"
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of transformers, to peft

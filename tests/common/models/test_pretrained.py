@@ -154,10 +154,13 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(
         ({"model_type": "t5gemma_nonsense"}, "classifies neither images nor texts"),
         ({"library": "torchvision", "architecture": "squeezenet1_9"}, "Unknown model"),
         ({"library": "torchvision", "architecture": "resnet18"}, "tensors are missing"),
+        ({"architecture": "hf-hub:somebody/network"}, "expected a name of timm's and arguments of its network"),
+        ({"architecture": "resnet18", "model_args": {"checkpoint_path": "x.model"}}, "expected a name of timm's"),
+        ({"architecture": "resnet18", "model_args": {"pretrained_cfg": {}}}, "expected a name of timm's"),
     ],
 )
 def test_another_folder_is_one_clear_line(
-    config: dict[str, str] | None, error: str, folders: dict[str, tuple[Path, tuple[int, ...]]], tmp_path: Path
+    config: dict[str, Any] | None, error: str, folders: dict[str, tuple[Path, tuple[int, ...]]], tmp_path: Path
 ) -> None:
     shutil.copy(folders["torchvision"][0] / "model.safetensors", tmp_path)
     if config is not None:
