@@ -82,7 +82,8 @@ def _doctor(key: Path | None, client_id: str, state_dir: Path | None, as_json: b
         findings.append(found)
     if flags["data"]:
         settings = ClientSettings(client_id, shared.data_spec(flags), state_dir=state_dir)
-        findings.append(doctor.check_file("data", lambda: load_client_data(settings.source).summary))
+        do = "mend the data (docs/own-data.md), or name others"
+        findings.append(doctor.check_file("data", lambda: load_client_data(settings.source).summary, do))
     if flags["server"]:
         findings += doctor.check_server(flags["server"], ca, bool(flags["insecure"]))
     return doctor.report(findings, as_json)
@@ -106,6 +107,7 @@ def _schema(table: Path, out: Path | None, **columns: Any) -> None:
     clients. The server hands it out (--set data.schema_file=FILE), or each client names it (--schema FILE).
     """
     from hyperbloom.common.data import DataSpec
+    from hyperbloom.common.data.schema import is_number, why_left_out
     from hyperbloom.common.data.table import read_cells, schema_of
     from hyperbloom.common.files.storage import write_bytes
 
@@ -117,11 +119,11 @@ def _schema(table: Path, out: Path | None, **columns: Any) -> None:
         return
     write_bytes(out, text.encode())
     used = {column.name for column in proposed.columns} | {*proposed.label, columns["owner"], columns["group"]}
-    left = [name for name in cells if name not in used]
-    print(
-        f"{out}: {len(proposed.columns)} columns, {proposed.width} inputs"
-        + (f"; left out: {', '.join(left)}" if left else "")
-    )
+    left = ", ".join(f"{name} ({why_left_out(cells[name])})" for name in cells if name not in used)
+    few = ", ".join(one.name for one in proposed.columns if len(one.words) > 2 and all(map(is_number, one.words)))
+    print(f"{out}: {len(proposed.columns)} columns, {proposed.width} inputs" + (f"; left out: {left}" if left else ""))
+    if few:
+        print(f"few numbers, so each is a word: {few}; make such a column a number if another site may have others")
 
 
 @command(

@@ -13,6 +13,9 @@ from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
+MOSTLY = 0.9
+"""The share of one class from which the accuracy hides the others."""
+
 
 def laid_out(inputs: torch.Tensor) -> torch.Tensor:
     """Return inputs in the fastest memory layout for training on their device: images channels-last on a CPU."""
@@ -133,9 +136,20 @@ class ClientData:
 
     @property
     def summary(self) -> str:
-        """One line for the user."""
+        """One line for the user, with how many examples each class has."""
         sizes = ", ".join(f"{len(getattr(self, part))} {part}" for part in ("train", "val", "test"))
-        return f"{sizes}; inputs {self.input_shape}; {self.kind}, outputs {self.num_classes}"
+        labels = torch.cat([part.labels.flatten() for part in (self.train, self.val, self.test)])
+        more = f"outputs {self.num_classes}"
+        if self.kind == "classification":
+            counts = torch.bincount(labels, minlength=self.num_classes).tolist()
+            more = ", ".join(f"{name}: {count}" for name, count in zip(self.class_names[:20], counts, strict=False))
+            if max(counts) > MOSTLY * len(labels):
+                more += (
+                    f". Accuracy says little where {max(counts) / len(labels):.0%} are alike: set select and metrics"
+                )
+        elif self.kind == "regression" and len(labels.unique()) <= 10 and bool((labels == labels.round()).all()):
+            more += ". Store integers if these few numbers are classes"
+        return f"{sizes}; inputs {self.input_shape}; {self.kind}, {more}"
 
     @property
     def whole(self) -> Examples:

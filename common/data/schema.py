@@ -5,6 +5,8 @@ becomes an input for each word of the schema, 1 at the one that is there, and on
 becomes the numbers of its tokens, for a pretrained network of texts; there are no other inputs beside it.
 """
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from math import floor, log10
@@ -33,6 +35,7 @@ FIRST_ROW = 2
 """The number of the first row, as spreadsheets count below the names of the columns."""
 EQUAL = 1e-12
 """The share of the mean up to which a computed deviation of equal numbers is rounding."""
+_DATE = re.compile(r"\d{4}-\d\d-\d\d\b")
 FARTHEST = 10.0
 """Most deviations from the mean: a cell that is further away is wrong, and would spoil all training."""
 
@@ -167,7 +170,7 @@ def read_schema(text: str, where: str) -> Schema:
         raise ConfigError(f"{where}: expected a column of texts to be the only one, found {len(schema.columns)}")
     named = (*schema.label, *(column.name for column in schema.columns))
     lists = (named, schema.classes, *(column.words for column in schema.columns))
-    twice = [each for words in lists for each in words if words.count(each) > 1]
+    twice = [each for words in lists if len(set(words)) < len(words) for each, n in Counter(words).items() if n > 1]
     if twice:
         raise ConfigError(f"{where}: expected each column and each word once, found {twice[0]!r} twice")
     return schema
@@ -210,6 +213,8 @@ def propose(
         DataError: There is no such column, or nothing to learn from.
     """
     absent = [name for name in (*label, owner, group) if name is not None and name not in table]
+    if bare := [name for name in label if name in table and not set(table[name]) - {*MISSING}]:
+        raise DataError(f"{where}: expected values in the column {bare[0]!r} to predict, found none")
     if absent or not label:
         raise DataError(
             f"{where}: expected the column to predict (--label of a client, data.label of a run), "
@@ -230,8 +235,8 @@ def propose(
 def propose_classes(table: Table, label: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words of one label column, unless they are many numbers; empty for several columns."""
     words = sorted({cell for cell in table[label[0]] if cell not in MISSING}, key=_order)
-    numbers = len(words) > FEW_NUMBERS or not all(_is_number(word) and float(word).is_integer() for word in words)
-    return () if len(label) > 1 or (numbers and all(map(_is_number, words))) else tuple(words)
+    numbers = len(words) > FEW_NUMBERS or not all(is_number(word) and float(word).is_integer() for word in words)
+    return () if len(label) > 1 or (numbers and all(map(is_number, words))) else tuple(words)
 
 
 def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], where: str) -> AnyArray:
@@ -244,7 +249,8 @@ def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], 
         place = {word: number for number, word in enumerate(classes)}
         for row, cell in enumerate(table[label[0]]):
             if cell not in place:
-                raise _wrong(where, row, label[0], f"one of {', '.join(classes)}", cell)
+                what = "a label (leave out rows without)" if cell in MISSING else f"one of {', '.join(classes)}"
+                raise _wrong(where, row, label[0], what, cell)
         return np.array([place[cell] for cell in table[label[0]]], dtype=np.int64)
     values = [
         [np.nan if cell in MISSING else _number(cell, where, row, name) for row, cell in enumerate(table[name])]
@@ -254,15 +260,30 @@ def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], 
     return as_labels(numbers[:, 0] if len(label) == 1 else numbers, f"{where}: {', '.join(label)}")
 
 
+def why_left_out(cells: list[str]) -> str:
+    """Return in words why `propose` takes no column of these cells."""
+    there = [cell for cell in cells if cell not in MISSING]
+    odd = [row for row, cell in enumerate(cells) if cell not in MISSING and not is_number(cell)]
+    if there and all(map(_DATE.match, there)):
+        return "dates"
+    if there and all(is_number(cell.replace(",", ".", 1)) for cell in there):
+        return "decimals with a comma; write points"
+    if 2 * len(odd) < len(there):
+        return (
+            f"{len(there) - len(odd)} of {len(there)} are numbers, row {odd[0] + FIRST_ROW} is {cells[odd[0]][:80]!r}"
+        )
+    return f"{len(set(there))} words such as {there[0][:20]!r}" if there else "empty"
+
+
 def _propose(name: str, cells: list[str]) -> Column | None:
     there = [cell for cell in cells if cell not in MISSING]
     words = sorted(set(there), key=_order)
-    whole = all(_is_number(word) and float(word).is_integer() for word in words)
-    if all(map(_is_number, words)) and not (whole and len(words) <= FEW_NUMBERS):
+    whole = all(is_number(word) and float(word).is_integer() for word in words)
+    if all(map(is_number, words)) and not (whole and len(words) <= FEW_NUMBERS):
         numbers = np.array(there, dtype=np.float64)
         mean, std = float(numbers.mean()), divisor_of(float(numbers.mean()), float(numbers.std()))
         return Column(name=name, kind="number", mean=round(mean, 6 - floor(log10(std))), std=float(f"{std:.6g}"))
-    if not words or len(words) > MOST_WORDS:
+    if not words or len(words) > MOST_WORDS or all(map(_DATE.match, words)):  # days that others have are other words
         return None
     return Column(name=name, kind="category", words=tuple(words))
 
@@ -273,18 +294,19 @@ def divisor_of(mean: float, std: float) -> float:
 
 
 def _order(word: str) -> tuple[float, str]:
-    return (float(word), word) if _is_number(word) else (np.inf, word)
+    return (float(word), word) if is_number(word) else (np.inf, word)
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a finite number."""
     try:
-        return bool(np.isfinite(np.float32(cell)))
+        return "_" not in cell and bool(np.isfinite(np.float32(cell)))
     except ValueError:
         return False
 
 
 def _number(cell: str, where: str, row: int, name: str) -> float:
-    if not _is_number(cell):
+    if not is_number(cell):
         raise _wrong(where, row, name, "a number, or nothing if it is missing", cell)
     return float(cell)
 

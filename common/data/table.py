@@ -79,7 +79,10 @@ def read_cells(path: Path) -> Table:
     columns, rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
     if columns and not columns[-1] and not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]  # commas at the ends of all lines
-    if not rows or not all(columns) or len(set(columns)) < len(columns):
+    if columns and not all(columns):
+        found = f"none for column {1 + columns.index('')}"
+        raise DataError(f"{path}: expected a name for each column, found {found} (with pandas, write index=False)")
+    if not rows or len(set(columns)) < len(columns):
         found = f"{len(rows)} rows below {', '.join(columns)[:200] or 'no names'}"
         raise DataError(f"{path}: expected rows below a different name for each column, found {found}")
     return {name: [row[place] for row in rows] for place, name in enumerate(columns)}

@@ -157,8 +157,9 @@ def check_file(what: str, check: Callable[[], str], do: str = "put the right fil
     try:
         return Finding(what, "ok", check())
     except HyperbloomError as error:
-        found, semicolon, advice = str(error).rpartition("; ")
-        return Finding(what, "failure", found, advice) if semicolon else Finding(what, "failure", str(error), do)
+        found, _, advice = str(error).rpartition("; ")
+        told = found and not advice.startswith("found")
+        return Finding(what, "failure", found, advice) if told else Finding(what, "failure", str(error), do)
 
 
 def check_expiry(what: str, path: Path, renew: str) -> Finding:

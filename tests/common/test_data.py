@@ -78,6 +78,15 @@ def test_client_data_reports_shape_and_class_shares() -> None:
     data = ClientData(examples(4), examples(2), examples(2), 3, ("a", "b", "c"))
     assert data.input_shape == (3,)
     assert data.class_shares.tolist() == [0.5, 0.5, 0.0]
+    assert data.summary.endswith("inputs (3,); classification, a: 4, b: 4, c: 0")
+
+
+def test_a_summary_names_what_often_goes_wrong() -> None:
+    rare = Examples(torch.zeros(20, 3), torch.tensor([0] * 19 + [1]))
+    assert "Accuracy says little where 95% are alike" in ClientData(rare, rare, rare, 2, ("a", "b")).summary
+    floats = Examples(torch.zeros(4, 3), torch.tensor([0.0, 1, 1, 0]))
+    told = ClientData(floats, floats, floats, 1, ("y",), kind="regression").summary
+    assert told.endswith("Store integers if these few numbers are classes")
 
 
 def test_client_data_refuses_parts_that_do_not_belong_together() -> None:

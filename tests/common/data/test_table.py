@@ -18,6 +18,7 @@ from hyperbloom.common.data.schema import (
     load_schema,
     propose,
     read_schema,
+    why_left_out,
 )
 from hyperbloom.common.data.table import read_cells
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError
@@ -110,6 +111,27 @@ def test_a_proposal_tells_numbers_from_words_and_leaves_names_out() -> None:
     assert read_schema(proposed.text, "t") == proposed
 
 
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ([f"n{number}" for number in range(60)], "60 words such as 'n0'"),
+        ([f"2026-01-{day:02}" for day in range(1, 31)], "dates"),
+        ([f"{number},5" for number in range(60)], "decimals with a comma; write points"),
+        ([*map(str, range(58)), "", "inf"], "58 of 59 are numbers, row 61 is 'inf'"),
+        ([""] * 60, "empty"),
+    ],
+)
+def test_a_column_that_no_proposal_takes_has_a_reason(cells: list[str], why: str) -> None:
+    kept = [str(number / 2) for number in range(len(cells))]
+    proposed = propose({"x": kept, "c": cells, "y": kept}, ("y",), "t")
+    assert ([column.name for column in proposed.columns], why_left_out(cells)) == (["x"], why)
+
+
+def test_a_label_column_without_values_is_named() -> None:
+    with pytest.raises(DataError, match="t: expected values in the column 'y' to predict, found none"):
+        propose({"x": ["1", "2"], "y": ["", "NA"]}, ("y",), "t")
+
+
 @pytest.mark.parametrize("values", [[-0.13172], [12345678.9], [1.7e9, 1.7e9 + 0.5, 1.7e9 + 1]])
 def test_a_proposal_takes_no_rounding_for_a_deviation_nor_for_an_offset(values: list[float]) -> None:
     table = {"x": list(map(repr, values)) * 200, "y": ["no", "yes"] * (100 * len(values))}
@@ -188,7 +210,7 @@ def test_parquet_is_read_as_the_same_table(tmp_path: Path) -> None:
         (b"", "expected rows below a different name for each column, found 0 rows below no names"),
         (b"a,b\n", "expected rows below .*, found 0 rows below a, b"),
         (b"a,a\n1,2\n", "expected rows below .*, found 1 rows below a, a"),
-        (b"a,\n1,2\n", "expected rows below .*, found 1 rows below a, "),
+        (b"a,\n1,2\n", "expected a name for each column, found none for column 2 .with pandas, write index=False"),
         (b"a,b\n1,2\n1\n", "expected 2 cells in each row, as there are names, found 1 in row 3"),
         (b"a,b\n\xff\xfe,2\n", "expected cells between commas, semicolons or tabs in UTF-8, found: 'utf-8' codec"),
         (b'a,b\n"' + b"x" * 200_000 + b'",2\n', "expected cells between .* in UTF-8, found: field larger"),
@@ -209,7 +231,7 @@ def test_files_that_are_no_tables_are_refused_in_one_line(tmp_path: Path, conten
         ({"schema": {}}, {"age": "old"}, r"table.csv: row 2, column 'age': expected a number, .*, found 'old'"),
         ({"schema": {}}, {"age": "inf"}, r"row 2, column 'age': expected a number, .*, found 'inf'"),
         ({"schema": {}}, {"colour": "green"}, r"row 2, column 'colour': expected one of blue, red, found 'green'"),
-        ({"schema": {}}, {"ill": ""}, r"row 2, column 'ill': expected one of no, yes, found ''"),
+        ({"schema": {}}, {"ill": ""}, r"row 2, column 'ill': expected a label .leave out rows without., found ''"),
         ({"schema": {"label": ["x"]}}, {}, "expected a column 'x' as in the schema, found age, dose"),
         ({"schema": {"owner": "x"}}, {}, "expected a column 'x' of owners or groups, found age, dose"),
         ({"schema": {"group": "ward"}, "group": "name"}, {}, "--group: expected ward as in .*schema.json, found name"),
