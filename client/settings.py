@@ -57,9 +57,7 @@ class ClientSettings:
         if self.moments_noise is not None and not 0 < self.moments_noise < float("inf"):
             raise ConfigError(f"--moments-noise: expected a number above 0, found {self.moments_noise}")
         if self.min_masked is not None and self.min_masked < FEWEST_CLIENTS:
-            raise ConfigError(
-                f"--min-masked: expected {FEWEST_CLIENTS} clients in a sum or more, found {self.min_masked}"
-            )
+            raise ConfigError(f"--min-masked: expected {FEWEST_CLIENTS} clients or more, found {self.min_masked}")
         if self.peers is not None and self.key is None:
             raise ConfigError("--peers: expected with --key, by which the others know this client")
         for flag, most in (("--max-changes", self.max_changes), ("--max-scores", self.max_scores)):

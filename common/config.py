@@ -69,9 +69,7 @@ def decay(number: int, rounds: int) -> float:
 class LocalConfig(Section):
     """Local training on a client: SGD as in pFedHN's public code, whose constant rate, 0.005, is the mean rate here."""
 
-    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = Field(
-        50, description="local SGD steps K a client takes in a round"
-    )
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = Field(50, description="steps K of local SGD in a round")
     batch_size: Positive = Field(64, description="examples in a local batch, drawn anew at each step")
     learning_rate: Rate = Field(1e-2, description="learning rate of local SGD, at the first round if it decays")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of local SGD")
@@ -139,12 +137,8 @@ class RunConfig(Section):
     eval_every: Positive = Field(
         10, description="rounds between evaluations on every client; default: 10, or a quarter of all if that is less"
     )
-    model: str = Field(
-        "auto", description="target network; 'auto' takes lenet for images of 28 pixels or more, else mlp"
-    )
-    adapt: str = Field(
-        "all", description="what is adapted: all, head, norms, bias, lora:r=8[,alpha=16][,targets=PATTERN]"
-    )
+    model: str = Field("auto", description="target network; auto: lenet for images of 28 pixels or more, else mlp")
+    adapt: str = Field("all", description="what trains: all, head, norms, bias, lora:r=8[,alpha=16][,targets=PATTERN]")
     backbone: str | None = Field(
         None, description="pretrained network: folder of transformers, timm or torchvision, or package.module:function"
     )
@@ -157,9 +151,7 @@ class RunConfig(Section):
     task: str = Field("auto", description="what is learned; see --list; auto: what the first client's labels suggest")
     select: str | None = Field(None, description="metric that chooses the best round; default: the task's first one")
     metrics: tuple[str, ...] = Field((), description="further metrics to report (docs/tasks.md)")
-    patience: Positive | None = Field(
-        None, description="end when the selecting metric has not become better for so many evaluations"
-    )
+    patience: Positive | None = Field(None, description="end when so many evaluations brought nothing better")
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="weights of classes in the loss; balanced: the inverse of their frequency on each client"
     )
@@ -192,9 +184,7 @@ class RunConfig(Section):
     checkpoint_every: Annotated[int, Field(ge=0)] = Field(
         10, description="rounds between checkpoints, from which --resume continues after a crash; 0: none"
     )
-    gains: bool = Field(
-        True, description="after the last round, each client compares its model with one that it trains alone"
-    )
+    gains: bool = Field(True, description="at the end, each client compares its model with one that it trains alone")
     gains_every: Positive | None = Field(
         None, description="rounds after which they compare in the middle of the run, too; default: only after the last"
     )

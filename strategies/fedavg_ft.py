@@ -23,9 +23,7 @@ from hyperbloom.strategies.fedavg import FedAvg
 class FedAvgFTOptions(Section):
     """Options of FedAvg with fine-tuning."""
 
-    epochs: Annotated[int, Field(gt=0, le=100)] = Field(
-        5, description="passes over a client's examples before each evaluation"
-    )
+    epochs: Annotated[int, Field(gt=0, le=100)] = Field(5, description="passes over a client's data before a score")
     rate: Rate | None = Field(
         None, description="learning rate of these; default: that of local training, on average, / (1 - local.momentum)"
     )

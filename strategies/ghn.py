@@ -89,9 +89,7 @@ class _GraphStrategy(Algorithm):
         try:
             GraphHypernetwork.sketch(types | self._initial, self.settings, self.options.max_parameters)
         except ModelError as error:
-            raise RefusedError(
-                f"with its layer types: {error}; raise options.max_parameters if they are meant"
-            ) from None
+            raise RefusedError(f"with its layer types: {error}; raise options.max_parameters to allow it") from None
 
     _initial: Set[LayerType] = frozenset()  # layer types of the run that this one starts from
 
@@ -182,9 +180,7 @@ def models_of(others: Iterable[Introduction], but: Introduction) -> list[Introdu
 def disclosed_graph(about: Introduction) -> Graph:
     """Return the graph that a client discloses; a RefusedError if there is none or it is invalid."""
     if about.graph is None:
-        raise RefusedError(
-            "this run reads the graph of every client's own model; join with --model and --disclose graph"
-        )
+        raise RefusedError("this run reads the graphs of clients' own models; join with --model and --disclose graph")
     try:
         return _parsed(about.graph, LARGEST_NETWORK)
     except WireError as error:
@@ -202,9 +198,7 @@ class GHN(_GraphStrategy):
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Refuse, with secure aggregation, a client that does not name its parts: a sum must have several owners."""
         if self.config.secure_aggregation and about.types == _ALL and about.graph is None:
-            raise RefusedError(
-                "with secure aggregation parts are summed that several clients have; join with --disclose types"
-            )
+            raise RefusedError("secure aggregation sums parts that several clients have; join with --disclose types")
         super().serves(about, others)
 
     def recipe(self, number: int) -> Recipe:

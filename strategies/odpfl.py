@@ -65,9 +65,7 @@ class ODPFLOptions(PFedHNOptions):
     learning_rate: Rate = Field(2e-3, description="learning rate of the hypernetwork; the paper has 0.01")
     personal: Literal["trained", "written"] | None = Field("written", description="written: as newcomers get it")
     encoder: str = Field("deepset", description=f"what describes a client's examples: {', '.join(ENCODERS)}")
-    encoder_learning_rate: Rate = Field(
-        1e-4, description="learning rate of the server's Adam for the encoder (end-to-end)"
-    )
+    encoder_learning_rate: Rate = Field(1e-4, description="learning rate of the encoder's Adam (end-to-end)")
     fit_steps: Positive = Field(5, description="two-phase: steps in which a client fits the encoder to its embedding")
     fit_rate: Rate = Field(1e-2, description="two-phase: learning rate of these")
     tune: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="two-phase: share of the rounds in phase 2")
@@ -86,9 +84,7 @@ class ODPFL(PFedHN):
         super().check()
         options = self.options
         if options.encoder not in ENCODERS:
-            raise ConfigError(
-                f"options.encoder: expected one of {', '.join(sorted(ENCODERS))}, found {options.encoder!r}"
-            )
+            raise ConfigError(f"options.encoder: expected {', '.join(sorted(ENCODERS))}, found {options.encoder!r}")
         for key in ("freeze", "personal", "descriptor", "embeddings"):
             if getattr(options, key) != ODPFLOptions.model_fields[key].default:
                 raise ConfigError(f"options.{key}: odpfl has no use for {getattr(options, key)!r}; leave it out")
@@ -197,9 +193,7 @@ class ODPFL(PFedHN):
         """Return weights from embeddings in phase 1, otherwise from descriptors."""
         table = self.learner.table.weight.detach().cpu()
         of = {c.row: table[c.row] if self._embedded(c) else self._descriptors[c.row] for c in clients}
-        return self.by_head(
-            clients, lambda rows, size: self.learner.write(torch.stack([of[row] for row in rows]), size)
-        )
+        return self.by_head(clients, lambda rows, size: self.learner.write(torch.stack([of[r] for r in rows]), size))
 
     @torch.no_grad()
     def _originals(self, clients: Sequence[Client]) -> list[Weights]:

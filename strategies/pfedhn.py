@@ -136,9 +136,7 @@ class PFedHN(Algorithm):
         if options.freeze and not self.config.init_from:
             raise ConfigError("options.freeze: expected init_from to name the run whose hypernetwork to keep")
         if options.freeze and options.descriptor == "class-shares":
-            raise ConfigError(
-                "options.freeze: expected descriptor: learned, found class-shares; nothing would be learned"
-            )
+            raise ConfigError("options.freeze: expected descriptor: learned, or nothing is learned; found class-shares")
         if self.config.asynchronous and options.clip_deltas == "median":
             raise ConfigError("options.clip_deltas: a cohort is needed to compare with; asynchronous has none")
         self.keeps_sent = self.uses_trained
@@ -328,9 +326,7 @@ class PFedHN(Algorithm):
         if self.options.descriptor == "learned":
             self.make(found)
         if self.learner.table.dim != found:
-            raise ConfigError(
-                f"options.embedding_dim: expected {found} as in init_from, found {self.learner.table.dim}"
-            )
+            raise ConfigError(f"options.embedding_dim: expected {found} of init_from, found {self.learner.table.dim}")
         try:
             self.learner.load(tensors, with_momentum=False)
         except RuntimeError as error:

@@ -127,9 +127,7 @@ class Connection:
             push = flower.make_push_object_fn_protobuf(
                 partial(self._call, "PushObject"), self._node, run_id, response.session_id
             )
-            flower.push_object_contents_from_iterable(
-                ((name, contents[name]) for name in response.objects_to_push), push
-            )
+            flower.push_object_contents_from_iterable(((key, contents[key]) for key in response.objects_to_push), push)
 
     def leave(self, reply: Message) -> None:
         """Send the last reply of a client that leaves, if the server listens."""

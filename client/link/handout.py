@@ -61,9 +61,7 @@ def _fetch(connection: Connection, path: Path, size: int, digest: str) -> None:
         while (have := file.tell()) < size:
             piece = connection.piece(f"{LIST}{path.name}/{have}")
             if not piece or len(piece) > min(PIECE, size - have):
-                raise ConnectionFailed(
-                    f"--fetch-backbone: the server stopped at {have:,} of {size:,} bytes of {path.name}"
-                )
+                raise ConnectionFailed(f"--fetch-backbone: the server stopped at {have:,} of {size:,} bytes of {path}")
             file.write(piece)
             if 10 * file.tell() // size > told:
                 told = 10 * file.tell() // size

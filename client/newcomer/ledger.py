@@ -64,9 +64,7 @@ class Ledger:
     def _check(self, spent: list[dict[str, Any]], epsilon: float, delta: float, budget: float) -> None:
         before = _total(spent)
         if before is None:
-            raise RefusedError(
-                f"--budget: a descriptor without noise has left before (see {self.path}); no budget holds after that"
-            )
+            raise RefusedError(f"--budget: no budget holds: a descriptor without noise has left (see {self.path})")
         if before[0] + epsilon > budget * (1 + 1e-9):  # tolerance for sums of decimal fractions
             raise RefusedError(
                 f"--budget: epsilon {before[0]:g} of {budget:g} has been spent (see {self.path}); another {epsilon:g} "

@@ -126,9 +126,7 @@ def describe_model(
     if spec is None:
         return None, None
     if asks is None:
-        raise RefusedError(
-            "in this run the server chooses the model of all clients; join without --model", reason=Reason.UNFIT
-        )
+        raise RefusedError("the server of this run chooses the model; join without --model", reason=Reason.UNFIT)
     if asks == "own":
         return (), None  # only that there is one
     graph = own_graph(spec)

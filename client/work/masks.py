@@ -244,9 +244,7 @@ class SecureRound:
         sent = order.weights.part(layout)
         change = (result.weights.values.double() - sent.double()).numpy()
         if not np.isfinite(change).all():
-            raise HyperbloomError(
-                "training diverged (weights are not finite); lower local.learning_rate", reason=Reason.DIVERGED
-            )
+            raise HyperbloomError("training diverged (not finite); lower local.learning_rate", reason=Reason.DIVERGED)
         scale = self._agreement.scale
         weight, beyond = scale.weight(examples), int((np.abs(change) > scale.bound).sum())
         if beyond:
@@ -279,9 +277,7 @@ class SecureRound:
         if len(order.alive) + len(order.dead) != len(self._there) or alive | dead != set(self._there):
             raise WireError("order: expected all clients that were there, each once, as alive or as dead")
         if self._place not in alive or len(alive) < self._agreement.threshold:
-            raise WireError(
-                f"order: expected at least {self._agreement.threshold} clients, this one among them, to be alive"
-            )
+            raise WireError(f"order: expected {self._agreement.threshold} clients or more alive, this one among them")
         self._alive, self._dead = tuple(sorted(alive)), tuple(sorted(dead))
         return wire.ConfirmResult(sign(self.identity, self._set))
 

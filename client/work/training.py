@@ -58,9 +58,7 @@ def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:
     """
     steps = (order.sgd.steps, order.fit.steps) if isinstance(order, FitOrder) else (order.sgd.steps,)
     if order.reply not in REPLIES or order.sgd.steps < 1 or max(steps) > MOST_STEPS or order.sgd.batch_size < 1:
-        raise WireError(
-            f"order: expected reply in {REPLIES} and 1 to {MOST_STEPS} steps, found {order.reply!r}, {steps} steps"
-        )
+        raise WireError(f"order: expected reply in {REPLIES}, 1 to {MOST_STEPS} steps, found {order.reply!r}, {steps}")
     noise = order.noise
     if noise is not None and not (noise.clip > 0 and noise.scale > 0):
         raise WireError(f"order: expected noise with clip and scale above 0, found {noise}")

@@ -144,9 +144,7 @@ class ClientData:
             counts = torch.bincount(labels, minlength=self.num_classes).tolist()
             more = ", ".join(f"{name}: {count}" for name, count in zip(self.class_names[:20], counts, strict=False))
             if max(counts) > MOSTLY * len(labels):
-                more += (
-                    f". Accuracy says little where {max(counts) / len(labels):.0%} are alike: set select and metrics"
-                )
+                more += f". Accuracy says little where {max(counts) / len(labels):.0%} are alike: set select"
         elif self.kind == "regression" and len(labels.unique()) <= 10 and bool((labels == labels.round()).all()):
             more += ". Store integers if these few numbers are classes"
         return f"{sizes}; inputs {self.input_shape}; {self.kind}, {more}"

@@ -101,9 +101,8 @@ def flwr_owners(strata: IntArray, spec: DataSpec) -> IntArray:
     partitioner = FLWR_SPLITS[spec.split](need("flwr_datasets.partitioner", _EXTRA), spec)
     owners = np.full(len(strata), -1, dtype=np.int64)
     try:
-        partitioner.dataset = need("datasets", _EXTRA).Dataset.from_dict(
-            {"label": strata, "row": np.arange(len(strata))}
-        )
+        columns = {"label": strata, "row": np.arange(len(strata))}
+        partitioner.dataset = need("datasets", _EXTRA).Dataset.from_dict(columns)
         for client in range(spec.partitions):
             owners[np.asarray(partitioner.load_partition(client)["row"], dtype=np.int64)] = client
     except (ValueError, IndexError) as error:

@@ -63,9 +63,7 @@ def read_folder(spec: DataSpec) -> Pool:
     absent = [name for name in ("train", "test") if name not in parts]
     if absent:
         found = ", ".join(f"{name}/" for name in parts)
-        raise DataError(
-            f"{root}: expected train/ and test/ (val/ may be added) with a folder for each class, found {found}"
-        )
+        raise DataError(f"{root}: expected train/, test/ and perhaps val/ with a folder for each class, found {found}")
     names = _class_names(root / "train")
     lists = {str(root / part): _list(root / part, names) for part in parts}
     shared = _images(tuple(path for paths, _ in lists.values() for path in paths))

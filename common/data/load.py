@@ -61,9 +61,7 @@ class DataSource:
             portions = {part: portions[part].choose(rows) for part, rows in deal.indices(partition).items()}
             if deal.relabel is not None:
                 relabel = deal.relabel[partition]
-                portions = {
-                    part: replace(portion, labels=relabel[portion.labels]) for part, portion in portions.items()
-                }
+                portions = {name: replace(part, labels=relabel[part.labels]) for name, part in portions.items()}
                 names = tuple(names[label] for label in np.argsort(relabel))
             _refuse_empty(portions, pool, spec)
         portions["train"] = _limited(portions["train"], spec)

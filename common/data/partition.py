@@ -101,9 +101,7 @@ def deal_shares(pool: Pool, spec: DataSpec) -> Deal:
     present = np.unique(pool.strata["train"])
     if spec.classes_per_client > len(present):
         found = f"{spec.classes_per_client} asked for"
-        raise DataError(
-            f"classes_per_client: expected at most the {len(present)} classes of {pool.name}, found {found}"
-        )
+        raise DataError(f"classes_per_client: expected at most {len(present)} classes of {pool.name}, found {found}")
     owned = _assign(spec.partitions, len(present), spec.classes_per_client, generator(spec.seed, "shares", "classes"))
     weights = np.zeros((spec.partitions, pool.num_strata))
     weights[:, present] = owned * generator(spec.seed, "shares", "weights").uniform(0.4, 0.6, owned.shape)

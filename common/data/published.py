@@ -121,9 +121,7 @@ def _through_torchvision(source: _Source, root: Path, how: str) -> tuple[Portion
     except Exception as error:  # torchvision passes on whatever its parsers raise
         found = f"{describe(error)}. {how.format(root=root)}"
         raise DataError(f"{folder}: expected the files of {source.torchvision}, whole, found {found}") from error
-    train, test = (
-        check_pair(part.data, np.asarray(part.targets), f"{folder}: images", f"{folder}: labels") for part in parts
-    )
+    train, test = (check_pair(p.data, np.asarray(p.targets), f"{folder} images", f"{folder} labels") for p in parts)
     return train, test, tuple(parts[0].classes)
 
 

@@ -119,11 +119,8 @@ class Schema(Section):
     @cached_property
     def open(self) -> dict[str, int]:
         """The numbers without a scale, and the place of each among the inputs."""
-        ends = np.cumsum([column.width for column in self.columns]).tolist()
-        places = zip(self.columns, ends, strict=True)
-        return {
-            one.name: end - one.width for one, end in places if one.kind == "number" and one.mean is one.std is None
-        }
+        ends = zip(self.columns, np.cumsum([column.width for column in self.columns]).tolist(), strict=True)
+        return {one.name: end - one.width for one, end in ends if one.kind == "number" and one.mean is one.std is None}
 
     @property
     def scales(self) -> dict[str, tuple[float | None, float | None]]:

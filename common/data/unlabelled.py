@@ -96,9 +96,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         elif path.is_file():
             yield path
         else:
-            raise DataError(
-                f"{path}: expected an image, .npy, .npz, .txt, a table or a folder of images, found no such file"
-            )
+            raise DataError(f"{path}: expected an image, .npy, .npz, .txt, a table or a folder of images, found none")
 
 
 def _image(path: Path, input_shape: tuple[int, ...]) -> AnyArray:

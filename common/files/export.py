@@ -179,9 +179,7 @@ def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
     if not all(name.isprintable() for name in described.class_names):
         raise ConfigError(f"{path}: expected class_names that can be printed, found control characters")
     if described.table is not None and described.input_shape != (described.table.width,):
-        raise ConfigError(
-            f"{path}: expected the {described.table.width} inputs of its table, found {described.input_shape}"
-        )
+        raise ConfigError(f"{path}: its table has {described.table.width} inputs, found {described.input_shape}")
     scaling = described.preprocessing
     if len(scaling.mean) != len(scaling.std) or len(scaling.std) not in (0, 1, *described.input_shape[:1]):
         raise ConfigError(f"{path}: expected in preprocessing a mean and a std for each channel, one for all, or none")
@@ -212,9 +210,7 @@ def _checked(network: Callable[[Tensor], Tensor], folder: Path, shape: tuple[int
         try:
             found = network(inputs)
         except Exception as error:
-            raise ConfigError(
-                f"{folder}: its network fails on inputs {tuple(inputs.shape)}: {describe(error)}"
-            ) from error
+            raise ConfigError(f"{folder}: its network fails on {tuple(inputs.shape)}: {describe(error)}") from error
         if found.shape != (len(inputs), *shape):
             wanted = " x ".join(map(str, shape))
             raise ConfigError(f"{folder}: expected {wanted} outputs for each input, found {tuple(found.shape)}")

@@ -68,9 +68,7 @@ class Settings(Section):
     hypernetworks averages weights. The authors searched 1 to 8 layers, d from 16 to 128, and m from 16 to 64.
     """
 
-    mode: Mode = Field(
-        "graph", description="graph; no-graph: without messages (ablation); linear: FedAvg by layer type"
-    )
+    mode: Mode = Field("graph", description="graph; no-graph: without messages (ablation); linear: FedAvg by type")
     layers: Size = Field(4, description="GraphConv layers of the hypernetwork")
     latent: Width = Field(64, description="width of a node's latent vector; linear: most layers of one type")
     hidden: Width = Field(16, description="width between the two layers of a decoder; traffic of ghn grows with it")

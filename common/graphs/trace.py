@@ -110,9 +110,7 @@ class _Shapes(fx.Interpreter):
             self.run(inputs)
         except Exception as error:
             text = describe(error)[:300].split(" While executing ")[0]
-            raise ModelError(
-                f"{_path(self.current)}: fails on inputs of shape {tuple(inputs.shape)}: {text}"
-            ) from error
+            raise ModelError(f"{_path(self.current)}: fails on inputs {tuple(inputs.shape)}: {text}") from error
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node and note its result."""

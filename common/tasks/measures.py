@@ -61,9 +61,7 @@ def grid_of(answers: Tensor, targets: Tensor) -> Tensor:
     There are `GRID` cells from `-REACH` to `REACH`. What is beyond counts in the last ones.
     """
     rows, columns = (((each + REACH) * (GRID / (2 * REACH))).long().clamp(0, GRID - 1) for each in (targets, answers))
-    return torch.stack(
-        [confusion_of(column, row, GRID).flatten() for row, column in zip(rows.T, columns.T, strict=True)]
-    )
+    return torch.stack([confusion_of(b, a, GRID).flatten() for a, b in zip(rows.T, columns.T, strict=True)])
 
 
 def histogram_of(scores: Tensor, truth: Tensor) -> Tensor:

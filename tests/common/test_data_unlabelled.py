@@ -93,7 +93,7 @@ def test_wrong_arrays_are_told(tmp_path: Path, content: object, shape: tuple[int
 
 
 def test_wrong_files_are_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="found no such file"):
+    with pytest.raises(DataError, match="folder of images, found none"):
         read(tmp_path / "absent.png")
     with pytest.raises(DataError, match=r"absent.png: expected an image, found no file"):
         read_image(tmp_path / "absent.png", "RGB", (4, 4))

@@ -375,7 +375,7 @@ def test_novel_clients_learn_their_embeddings_under_a_frozen_hypernetwork(run: D
     ("options", "message"),
     [
         (["hidden_dim=9"], OTHER_SHAPE),
-        (["embedding_dim=2"], "options.embedding_dim: expected 1 as in init_from, found 2"),
+        (["embedding_dim=2"], "options.embedding_dim: expected 1 of init_from, found 2"),
     ],
 )
 def test_another_hypernetwork_is_not_started_from(

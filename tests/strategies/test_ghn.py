@@ -418,7 +418,7 @@ HUGE = "conv2d 16777216,16777216 k3x3 wb"
     ("strategy", "said", "message"),
     [
         ("ghn", {}, "this run trains every client's own model; join with --model"),
-        ("ghn-server", {}, "reads the graph of every client's own model; join with --model and --disclose graph"),
+        ("ghn-server", {}, "reads the graphs of clients' own models; join with --model and --disclose graph"),
         ("ghn-server", {"types": ("input",)}, "join with --model and --disclose graph"),
         ("hafl-distillation", {}, "this run teaches every client's own model; join with --model"),
         ("ghn", {"types": ("conv9d 1,2",)}, "layer type: expected one of"),
@@ -481,7 +481,7 @@ def test_an_own_model_is_refused_where_the_server_chooses(tmp_path: Path) -> Non
     with_model, without = digits_settings(run, tmp_path)
     federation = Inline(run, digits_grid([replace(with_model, model="plain-4"), without])).join(1)
     assert [client.client_id for client in federation.roster] == ["client-1"]
-    told = "in this run the server chooses the model of all clients; join without --model"
+    told = "the server of this run chooses the model; join without --model"
     assert any(event.startswith("refused") and event.endswith(told) for event in federation.events)
 
 

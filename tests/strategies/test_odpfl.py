@@ -687,7 +687,7 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"options": {"encoder": "mean"}}, "^options.encoder: expected one of deepset, dss, private, set-transformer,"),
+        ({"options": {"encoder": "mean"}}, "^options.encoder: expected deepset, dss, private, set-transformer,"),
         ({"options": {"embeddings": "sparse"}}, "^options.embeddings: odpfl has no use for 'sparse'; leave it out$"),
         ({"options": {"descriptor": "class-shares"}}, "^options.descriptor: odpfl has no use"),
         (

@@ -365,5 +365,5 @@ def test_no_loss_leaves_beside_a_sum_when_training_diverges(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("least", [0, 2, -1])
 def test_a_sum_of_fewer_than_three_is_no_demand(least: int) -> None:
-    with pytest.raises(ConfigError, match="--min-masked: expected 3 clients in a sum or more, found"):
+    with pytest.raises(ConfigError, match="--min-masked: expected 3 clients or more, found"):
         ClientSettings("a", min_masked=least)

@@ -52,7 +52,7 @@ def test_it_goes_on_where_it_stopped_and_fetches_nothing_twice(server: Server, t
     folder, whole = tmp_path / "new" / "vit", server.answer
     server.answer = lambda name: None if name.endswith(f"/{2 * PIECE}") else whole(name)
     with pytest.raises(
-        ConnectionFailed, match=f"stopped at {2 * PIECE:,} of {len(WEIGHTS):,} bytes of model.safetensors"
+        ConnectionFailed, match=f"stopped at {2 * PIECE:,} of {len(WEIGHTS):,} bytes of .*model.safetensors"
     ):
         fetch_backbone(LINK, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors.part"]
@@ -101,5 +101,5 @@ def test_too_much_and_nothing_are_told(server: Server, tmp_path: Path) -> None:
 def test_a_piece_beyond_the_end_is_refused(server: Server, tmp_path: Path) -> None:
     whole = server.answer
     server.answer = lambda name: b"x" * 10 if "config" in name else whole(name)
-    with pytest.raises(ConnectionFailed, match="stopped at 0 of 2 bytes of config"):
+    with pytest.raises(ConnectionFailed, match="stopped at 0 of 2 bytes of .*config"):
         fetch_backbone(LINK, tmp_path / "vit")

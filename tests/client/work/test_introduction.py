@@ -59,7 +59,7 @@ def test_no_more_is_told_than_was_asked_for_and_allowed(disclose: Any, asks: str
 
 
 def test_what_the_server_must_not_ask_is_refused(worker: Worker) -> None:
-    with pytest.raises(RefusedError, match="the server chooses the model of all clients; join without --model"):
+    with pytest.raises(RefusedError, match="the server of this run chooses the model; join without --model"):
         worker.answer(Greeting(__version__))
     with pytest.raises(WireError, match=r"greeting: expected asks to be one of .*, found 'data'"):
         worker.answer(Greeting(__version__, "data"))

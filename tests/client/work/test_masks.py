@@ -229,7 +229,7 @@ def test_shares_are_not_dealt_to_too_few_or_to_the_same_client_twice() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"there": (0, 1)}, "at least 3 clients"),
+        ({"there": (0, 1)}, "3 clients or more"),
         ({"there": (1, 2, 3)}, "this one among them"),
         ({"there": (0, 1, 1, 2)}, "each once"),
         ({"there": (0, 2, 1)}, "in order"),
@@ -286,7 +286,7 @@ def test_a_sum_has_room_for_parts_of_others_and_what_has_no_part_stays_here() ->
         ((0, 1, 2), (), "all clients that were there"),
         ((0, 1, 2, 2), (), "each once"),
         ((0, 1, 2), (4,), "all clients that were there"),
-        ((0, 1), (2, 3), "at least 3 clients"),
+        ((0, 1), (2, 3), "3 clients or more"),
         ((1, 2, 3), (0,), "this one among them"),
     ],
 )

@@ -180,7 +180,7 @@ def test_a_foreign_network_that_is_none_or_another_is_told(tmp_path: Path, outpu
         ConfigError, match="expected 3 outputs for each input" if outputs else "expected a network in ONNX"
     ):
         read_model(tmp_path / "m")[1](torch.zeros(4, 5))
-    with pytest.raises(ConfigError, match="its network fails on inputs" if outputs else "expected a network in ONNX"):
+    with pytest.raises(ConfigError, match="its network fails on" if outputs else "expected a network in ONNX"):
         read_model(tmp_path / "m")[1](torch.zeros(4, 6))
 
 

@@ -418,12 +418,12 @@ class Unused(nn.Module):
         (Branching(), "outer.1.1: cannot be traced by torch.fx, which follows no control flow that depends on values"),
         (Sorting(), "outer.1.1: sort: cannot represent 'sort'; supported: "),
         (Unused(), "outer.1.1.spare.weight: expected every parameter to belong to a layer"),
-        (nn.Embedding(4, 8), "outer.1.1: fails on inputs of shape (2, 3, 8, 8): RuntimeError: Expected"),
+        (nn.Embedding(4, 8), "outer.1.1: fails on inputs (2, 3, 8, 8): RuntimeError: Expected"),
         (
             weight_norm(nn.Conv2d(3, 3, 1)),
             "outer.1.1: cannot represent ParametrizedConv2d with parameters bias, parametriz",
         ),
-        (nn.Linear(9, 9), "outer.1.1: fails on inputs of shape (2, 3, 8, 8): RuntimeError: "),
+        (nn.Linear(9, 9), "outer.1.1: fails on inputs (2, 3, 8, 8): RuntimeError: "),
         (nn.Softmax2d(), "outer.1.1: cannot represent 'softmax2d'"),
     ],
 )
