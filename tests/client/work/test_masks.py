@@ -229,7 +229,7 @@ def test_shares_are_not_dealt_to_too_few_or_to_the_same_client_twice() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"there": (0, 1)}, "3 clients or more"),
+        ({"there": (0, 1)}, "at least 3 clients"),
         ({"there": (1, 2, 3)}, "this one among them"),
         ({"there": (0, 1, 1, 2)}, "each once"),
         ({"there": (0, 2, 1)}, "in order"),
