@@ -28,11 +28,12 @@ KINDS = {
     "train.describe": "descriptors of inputs, and gradients of their encoder",
     "train.backprop": "descriptors of inputs, and gradients of their encoder",
     "query.represent": "what the network makes of public inputs",
+    "query.notice": "confirmations that a run is over",
     "failed": "reasons why an order could not be carried out",
 }
 """What the answers to each type of order hold, as docs/privacy.md lists it."""
 
-OTHER = "keys and shares of masks, confirmations"
+OTHER = "keys and shares of masks"
 TRAINING = {KINDS["train"], KINDS["train.masked"]}
 CHANGES = {*TRAINING, KINDS["train.describe"], KINDS["query.represent"]}
 

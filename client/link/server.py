@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hyperbloom.common.enclosed import TAKEN
 from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
 from hyperbloom.common.secrecy.keys import server_of, shown_certificates
-from hyperbloom.common.secrecy.token import REFUSED
+from hyperbloom.common.secrecy.token import HAS_A_KEY, REFUSED
 
 PROBE_S = 5.0
 
@@ -88,11 +88,11 @@ def refusal(error: Exception) -> RefusedError | None:
     if not any(sign in (error.details() or "") for sign in _REFUSALS):
         return None
     if REFUSED in error.details():
-        again = "Ask whoever runs the server for a token (flower-server clients invite NAME)"
-        return RefusedError(f"the server refused this client: it {error.details()}. {again}")
+        again = "" if HAS_A_KEY in error.details() else ". Ask for a token (flower-server clients invite NAME)"
+        return RefusedError(f"the server refused this client: it {error.details()}{again}")
     return RefusedError(
-        f"the server refused this client: {error.details()}. Ask whoever runs the server to add this client's public "
-        "key (flower-server clients add NAME --public-key FILE)"
+        f"the server refused this client: {error.details()}. Ask whoever runs the server for a token (flower-server "
+        "clients invite NAME), or to add this client's public key (flower-server clients add NAME --public-key FILE)"
     )
 
 
@@ -102,5 +102,5 @@ def explanation(link: Link, error: Exception) -> HyperbloomError:
         return refused
     reason = next((reason for sign, reason in REASONS.items() if sign in str(error)), None)
     if reason is None and link.insecure and speaks_tls(link.address):
-        reason = "it speaks TLS; use --root-certificates and --key instead of --insecure"
+        reason = "it speaks TLS; use --token, or --root-certificates and --key, instead of --insecure"
     return ConnectionFailed(f"cannot open a session with {link.address}: {reason or _UNKNOWN}")

@@ -158,8 +158,9 @@ def execute(program: click.Command, arguments: Sequence[str] | None = None) -> i
         return end.exit_code
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else name
-        message = " ".join(error.format_message().split()).rstrip(".")
-        print(f"{path}: {message}; see {path} --help", file=sys.stderr)
+        message, whole = " ".join(error.format_message().split()).rstrip("."), error.format_message()
+        helps = whole.startswith("Usage:")  # a group without a command
+        print(whole if helps else f"{path}: {message}; see {path} --help", file=sys.stderr)
         return error.exit_code
     except (ImportError, AttributeError) as error:
         from hyperbloom.common.program.doctor import check_packages

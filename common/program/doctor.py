@@ -229,6 +229,7 @@ def _handshake(host: str, port: int, ca: Path | None, shown: x509.Certificate | 
             return [Finding("TLS", "ok", f"it is {host}, signed by {ca or 'a CA of the system'}"), dates]
     except ssl.SSLCertVerificationError as error:
         do = next(advice for text, advice in _VERIFICATION.items() if text in error.verify_message.lower())
-        return [Finding("TLS", "failure", error.verify_message, do), dates]
+        do = do if ca else "join with --token, which names the server's CA, or give --root-certificates"
+        return [Finding("TLS", "failure" if ca else "warning", error.verify_message, do), dates]
     except OSError as error:
         return [Finding("TLS", "failure", str(error), "check that it is the Fleet port of a flower-server"), dates]

@@ -18,6 +18,9 @@ HEADER = "hyperbloom-token"
 REFUSED = "cannot enrol: "
 """Start of the server's text for a token that is not good."""
 
+HAS_A_KEY = "has a key already"
+"""Part of the server's text for a name that another key has: no token helps."""
+
 _FORM = re.compile(r"HB1\.([A-Za-z0-9_-]{43})\.([A-Za-z0-9_-]{22})")
 
 

@@ -15,6 +15,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import locked, write_json
 from hyperbloom.common.program.names import check_name
 from hyperbloom.common.secrecy.keys import fingerprint, parse_public_key
+from hyperbloom.common.secrecy.token import HAS_A_KEY
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class ClientRegistry:
             old = clients.get(name)
             if old and old.revoked is None:
                 if not replace:
-                    raise ConfigError(f"{name}: it has a key already; --replace gives it this one instead")
+                    how = "use its state folder, or another --client-id; `clients add --replace` takes this key"
+                    raise ConfigError(f"{name} {HAS_A_KEY}: {how}")
                 retired.append(fingerprint(old.public_key))
             clients[name] = RegisteredClient(public_key, _today())
             self._write(clients, retired)

@@ -294,6 +294,16 @@ def test_flags_that_do_not_parse_are_one_line(flags: str, text: str, capsys: pyt
     assert capsys.readouterr().err == f"flower-client: {text}; see flower-client --help\n"
 
 
+@pytest.mark.parametrize("server", ["gpu-box", "gpu-box:http", ":9092"])
+def test_an_address_without_a_port_is_told_before_anything_is_tried(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_private_key(tmp_path / "key.pem", make_key())
+    words = f"--server {server} --key {tmp_path / 'key.pem'} --client-id a --data digits --state-dir {tmp_path / 'a'}"
+    assert main(words.split()) == 2
+    assert f"--server: expected HOST:PORT, such as gpu-box:9092; found '{server}'" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------------- how it ends
 
 

@@ -58,6 +58,13 @@ def test_the_folder_can_be_another_one(home: Path, monkeypatch: pytest.MonkeyPat
         assert sorted(path.name for path in (home / folder).iterdir()) == files
 
 
+@pytest.mark.parametrize("group", ["certs", "clients", "app"])
+def test_a_group_without_a_command_shows_its_help_as_it_is(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([group]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"Usage: flower-server {group} ") and "\nCommands:\n" in told
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -66,5 +66,5 @@ def test_every_order_has_a_kind(tmp_path: Path) -> None:
         if isinstance(each, type) and issubclass(each, orders.Order) and "message_type" in vars(each)
     }
     masked = {"train.keys", "train.shares", "train.confirm", "train.unmask"}
-    assert types - KINDS.keys() == {*masked, "query.notice", "query.reference"}
+    assert types - KINDS.keys() == {*masked, "query.reference"}
     assert json.loads(json.dumps(KINDS)) == KINDS

@@ -77,8 +77,8 @@ def test_a_bad_token_is_one_line_on_both_sides(
     with pytest.raises(grpc.RpcError) as caught:
         call(address, enrol(address, str(bad), "ward-7", tmp_path / "state"))
     assert str(refusal(caught.value)) == (
-        "the server refused this client: it cannot enrol: its token is unknown. Ask whoever runs the server for a "
-        "token (flower-server clients invite NAME)"
+        "the server refused this client: it cannot enrol: its token is unknown. Ask for a token "
+        "(flower-server clients invite NAME)"
     )
     assert [line for line in said if "token" in line] == ["refused 127.0.0.1: its token is unknown"]
     assert not ClientRegistry(files.clients).clients()

@@ -101,5 +101,5 @@ def test_too_much_and_nothing_are_told(server: Server, tmp_path: Path) -> None:
 def test_a_piece_beyond_the_end_is_refused(server: Server, tmp_path: Path) -> None:
     whole = server.answer
     server.answer = lambda name: b"x" * 10 if "config" in name else whole(name)
-    with pytest.raises(ConnectionFailed, match="stopped at 0 of 2 bytes of .*config"):
+    with pytest.raises(ConnectionFailed, match=r"stopped at 0 of 2 bytes of .*config"):
         fetch_backbone(LINK, tmp_path / "vit")

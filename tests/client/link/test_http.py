@@ -100,7 +100,7 @@ def test_over_tls_with_a_key_that_the_superlink_knows(tmp_path: Path) -> None:
         for wrong, reason in (
             (replace(link, key=make_key()), "it does not know this client's key"),
             (replace(link, root_certificates=init(tmp_path / "other", [], 30).ca), "its certificate is not signed by"),
-            (replace(link, insecure=True), "it speaks TLS; use --root-certificates"),
+            (replace(link, insecure=True), "it speaks TLS; use --token, or --root-certificates"),
         ):
             with pytest.raises(grpc.RpcError) as caught, session(wrong):
                 pass

@@ -450,8 +450,9 @@ def test_a_key_that_the_server_does_not_know_is_a_refusal(connect: Callable[...,
     with pytest.raises(RefusedError) as caught:
         run_client(Link("127.0.0.1:1"), NOTHING, {})
     assert str(caught.value) == (
-        "the server refused this client: key SHA256:abc is unknown or revoked. Ask whoever runs the server to add this "
-        "client's public key (flower-server clients add NAME --public-key FILE)"
+        "the server refused this client: key SHA256:abc is unknown or revoked. Ask whoever runs the server for a token "
+        "(flower-server clients invite NAME), or to add this client's public key (flower-server clients add NAME "
+        "--public-key FILE)"
     )
 
 
@@ -510,8 +511,8 @@ def test_plain_text_at_a_tls_port_is_told_at_once_and_a_server_that_is_away_is_n
     with pytest.raises(ConnectionFailed) as caught:
         run_client(Link(f"127.0.0.1:{tls_port}", insecure=True), NOTHING, {})
     assert str(caught.value) == (
-        f"cannot open a session with 127.0.0.1:{tls_port}: it speaks TLS; use --root-certificates and --key instead of "
-        "--insecure"
+        f"cannot open a session with 127.0.0.1:{tls_port}: it speaks TLS; use --token, or --root-certificates and "
+        "--key, instead of --insecure"
     )
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

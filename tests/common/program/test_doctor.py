@@ -271,12 +271,14 @@ def test_before_the_first_start_certificates_are_no_failure(
     assert server_main(["doctor", "--run-dir", str(tmp_path), "--port", "0"]) == 1
 
 
-def test_a_client_that_has_enrolled_knows_the_ca(files: Certificates, tmp_path: Path) -> None:
+def test_a_client_that_has_enrolled_knows_the_ca(
+    files: Certificates, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with listening(files) as port:
         here = tmp_path / "state" / "servers" / f"127.0.0.1_{port}"
         here.mkdir(parents=True)
         flags = ["doctor", "--server", f"127.0.0.1:{port}", "--state-dir", str(tmp_path / "state")]
-        assert client_main(flags) == 1
+        assert client_main(flags) == 0 and "join with --token" in " ".join(capsys.readouterr().out.split())
         shutil.copy(files.ca, here / "ca.pem")
         write_private_key(here / "key.pem", make_key())
-        assert client_main(flags) == 0
+        assert client_main(flags) == 0 and "join with" not in capsys.readouterr().out

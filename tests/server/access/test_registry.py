@@ -51,7 +51,7 @@ def test_a_key_that_was_taken_away_never_comes_back(registry: ClientRegistry) ->
 
 def test_a_key_is_replaced_only_on_demand(registry: ClientRegistry) -> None:
     registry.add("ward-7", KEYS[0])
-    with pytest.raises(ConfigError, match="ward-7: it has a key already; --replace gives it this one instead"):
+    with pytest.raises(ConfigError, match="ward-7 has a key already: use its state folder"):
         registry.add("ward-7", KEYS[1])
     assert registry.keys() == {KEYS[0]: "ward-7"}
     registry.add("ward-7", KEYS[1], replace=True)
