@@ -117,7 +117,7 @@ def _run(ctx: click.Context, flags: dict[str, Any]) -> int:
             _start(ctx, flags)
     except KeyboardInterrupt:
         print(
-            "flower-server: stopped; --resume goes on from the last round, and report shows what was done",
+            "flower-server: stopped; --resume goes on from the last checkpoint, and report shows what was done",
             file=sys.stderr,
         )
         return 130
@@ -227,7 +227,8 @@ def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, boo
 def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     """Return the flags with which the run of `--resume` began, except those given anew on the command line.
 
-    Plain text is not taken from the folder, which may be somebody else's: `--insecure` must be given anew.
+    The folder may be somebody else's. So `--insecure`, `--superlink`, addresses beyond loopback that need no key, and
+    certificates inside the folder must be given anew.
     """
     from hyperbloom.server.grids.fleet import SECURITY, Machines
 
@@ -245,10 +246,17 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     if anew & SECURITY:
         anew |= SECURITY
     elif began.get("insecure") and began.get("engine") == "grpc":
-        raise ConfigError(
-            f"--resume: the run in {flags['resume']} was in plain text; give --insecure again, or --certs"
-        )
-    return {name: began[name] for name in Machines.model_fields.keys() & began.keys() - anew - {"insecure"}}
+        raise ConfigError(f"--resume: the run in {flags['resume']} was in plain text; give --insecure again or --certs")
+    taken = {name: began[name] for name in Machines.model_fields.keys() & began.keys() - anew - {"insecure"}}
+    for name in {"certs", "superlink", "web", "metrics_port"} & taken.keys():
+        value, flag = str(taken[name] or ""), f"--{name.replace('_', '-')}"
+        host = value.rpartition(":")[0]
+        inside = name == "certs" and path.parent.resolve() in Path(value).resolve().parents
+        if inside or (name != "certs" and host and not is_loopback(host)):
+            raise ConfigError(
+                f"--resume: the run in {path.parent} had {flag} {value}; give {flag} again if you mean it"
+            )
+    return taken
 
 
 @command(

@@ -23,7 +23,7 @@ SERIES = [
     Flag("--out", "folder for all of it, a new one or one to go on with", type=FOLDER),
     Flag("--engine", "clients as processes over gRPC, or in this process", type=ENGINES, default="inline"),
 ]
-"""Flags that `compare` and `reproduce` share."""
+"""Flags that `compare` and `tune` share."""
 
 
 def set_flag(text: str) -> Flag:

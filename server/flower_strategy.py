@@ -101,9 +101,7 @@ class FlowerStrategy(Strategy):
 
     def _refuse(self, *args: Any, **keys: Any) -> NoReturn:
         """Refuse what Flower's own loop would call."""
-        raise NotImplementedError(
-            "a round may have several exchanges with a client; call start(), which plays them all"
-        )
+        raise NotImplementedError("a round may have several exchanges with a client; call start(), which plays all")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _refuse
 

@@ -67,6 +67,7 @@ class Keys:
         self._registries = registries
         self._nodes: dict[str, tuple[int, str]] = {}  # node and name by public key
         self._seen: list[FileState] | None = None
+        self._trouble = ""
         self._lock = threading.Lock()
 
     def __contains__(self, key: bytes) -> bool:
@@ -77,17 +78,17 @@ class Keys:
         with self._lock:
             try:
                 seen = [file_state(registry.path) for registry in self._registries]
-            except OSError as error:
-                say(f"the list of clients cannot be read ({error.strerror}); who may join stays as it was")
-                return
-            if seen == self._seen:
-                return
-            self._seen = seen
-            try:
+                if seen == self._seen:
+                    return
                 names = {key: name for registry in self._registries for key, name in registry.keys().items()}
-            except ConfigError as error:
-                say(f"{error}; who may join stays as it was")
+            except (OSError, ConfigError) as error:  # the next call looks again: it may be a lack of free files
+                is_away = isinstance(error, OSError)
+                why = f"the list of clients cannot be read ({error.strerror})" if is_away else str(error)
+                if why != self._trouble:
+                    say(f"{why}; who may join stays as it was")
+                self._trouble = why
                 return
+            self._seen, self._trouble = seen, ""
             for key in self._nodes.keys() - names.keys():
                 self._unregister(key)
             for key in names.keys() - self._nodes.keys():

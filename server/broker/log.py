@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
 
+from hyperbloom.common.errors import attempt
+
 AGAIN_AFTER_S = 60.0
 MOST = 1000  # different lines remembered
 
@@ -127,8 +129,8 @@ class _Told(logging.Handler):
         self._file, self._tell = file, tell
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell(record.getMessage())
         _put(self._file, record.getMessage())
+        attempt(self._tell, record.getMessage())  # whoever says a line that cannot be shown goes on
 
 
 def _put(file: IO[Any], text: str) -> None:

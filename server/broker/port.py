@@ -107,7 +107,7 @@ class Connections:
     def sweep(self) -> None:
         """Close the connections that exceed the limits."""
         self._something.clear()
-        began = time.thread_time()
+        began, known = time.thread_time(), self._known.copy()  # first: who becomes known meanwhile may not be listed
         sockets, now = _sockets(self.port), time.monotonic()
         with self._lock:
             doomed, self._doomed = self._doomed & sockets.keys(), set()
@@ -116,7 +116,7 @@ class Connections:
                 self._minute = now
                 self._refused.clear()
         self._opened = {peer: self._opened.get(peer, now) for peer in sockets}
-        self._known.intersection_update(sockets)
+        self._known -= known - sockets.keys()
         crowds, few = Counter[str](), 2 * len(sockets) > self.most
         for peer in sorted(sockets.keys() - self._known, key=lambda peer: -self._opened[peer]):
             crowds[_address(peer)] += 1

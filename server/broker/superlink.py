@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
+from hyperbloom.common.errors import attempt
 from hyperbloom.common.secrecy.keys import server_of
 from hyperbloom.server.access.certificates import Certificates
 from hyperbloom.server.access.invitations import Invitations
@@ -92,12 +93,9 @@ def superlink(
 
 def _look(keys: Keys | None, door: Door, connections: Connections, over: threading.Event) -> None:
     """Follow the registries and the connections, even without calls: a revoked client may be busy training."""
+    parts = (*([keys.follow] if keys else []), connections.sweep, door.cancel_overdue)
     while not over.is_set():
-        if keys:
-            keys.follow()
+        for part in parts:
+            if isinstance(error := attempt(part), Exception):  # such as no free file: the next look may have one
+                say(f"cannot look at the connections now: {getattr(error, 'strerror', None) or repr(error)}")
         connections.wait(LOOK_EVERY_S)
-        try:
-            connections.sweep()
-        except OSError as error:  # such as no file that is free: the next look may have one
-            say(f"cannot look at the connections now: {error.strerror}")
-        door.cancel_overdue()

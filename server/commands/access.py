@@ -207,9 +207,7 @@ def _certificates(files: "Certificates") -> "list[Finding]":
         check_file("signed by", lambda: _issuer(files)),
     ]
     if files.ca_key.exists():
-        findings.append(
-            Finding("ca.key", "warning", f"in {files.folder}", "keep it in a safe; only certs renew needs it")
-        )
+        findings.append(Finding("ca.key", "warning", f"in {files.folder}", "keep it safe; only certs renew needs it"))
     try:
         clients = ClientRegistry(files.clients).keys()
     except ValueError as error:  # a ConfigError

@@ -1,1 +1,1 @@
-"""Comparisons of strategies, and the papers' tables."""
+"""Comparisons of strategies, and the search for settings."""

@@ -28,13 +28,12 @@ from hyperbloom.server.grids.fleet import Machines
 from hyperbloom.server.loop.listener import Joined
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.runs.checkpoint import has_begun, is_over, locked
+from hyperbloom.server.runs.lines import CELL, COMPARISON
 from hyperbloom.server.runs.running import play
 from hyperbloom.server.watch.tracking import tracked
 from hyperbloom.server.watch.view import TerminalView, print_line
 from hyperbloom.strategies import strategy_names
 
-SHARED = "comparison.yaml"
-FINISHED = "cell.json"
 BY_STRATEGY = "options_by_strategy"
 _OWN = ("strategy", "options", "seed", "baselines")  # the keys in which cells may differ
 
@@ -54,7 +53,7 @@ class Cell:
     @property
     def finished(self) -> bool:
         """Return whether the run is finished."""
-        return (self.folder / FINISHED).exists()
+        return (self.folder / CELL).exists()
 
 
 class _View(TerminalView):
@@ -82,9 +81,7 @@ def plan(
         ConfigError: a name or a key is wrong, or an option cannot be assigned to a strategy.
     """
     if not strategies or len(set(strategies)) < len(strategies):
-        raise ConfigError(
-            f"--strategies: expected one or more names, each once, found {', '.join(strategies) or 'none'}"
-        )
+        raise ConfigError(f"--strategies: expected names, each once, found {', '.join(strategies) or 'none'}")
     if seeds < 1:
         raise ConfigError(f"--seeds: expected 1 or more, found {seeds}")
     for name in strategies:
@@ -156,9 +153,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
 
 def shared_by(config: RunConfig, engine: str) -> dict[str, Any]:
     """Return the settings that all cells of a comparison share, by key."""
-    return {"engine": engine} | {
-        key: value for key, value in json.loads(config.model_dump_json()).items() if key not in _OWN
-    }
+    return {"engine": engine} | {key: value for key, value in config.model_dump(mode="json").items() if key not in _OWN}
 
 
 @contextmanager
@@ -169,7 +164,7 @@ def open_comparison(out: Path, shared: Mapping[str, Any], cells: Sequence[Cell])
         ConfigError: the folder holds other files, another comparison or a cell with other settings, or is in use.
     """
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True, mode=0o750)
         with (out / ".lock").open("a") as lock:
             if not claim(lock):
                 raise ConfigError(f"--out: another process is at work in {out}")
@@ -182,7 +177,7 @@ def open_comparison(out: Path, shared: Mapping[str, Any], cells: Sequence[Cell])
 
 
 def _claim(out: Path, shared: Mapping[str, Any]) -> None:
-    path = out / SHARED
+    path = out / COMPARISON
     if not path.exists():
         if [each for each in out.iterdir() if not each.name.startswith(".")]:
             raise ConfigError(f"--out: expected a new folder, or an earlier comparison, found other files in {out}")
@@ -244,8 +239,8 @@ def run_cells(cells: Sequence[Cell], engine: str, console: Console, track: Seque
             continue
         finally:
             view.close()
+        write_json(cell.folder / CELL, {})
         seconds = time.perf_counter() - start
-        write_json(cell.folder / FINISHED, {"seconds": round(seconds, 3)})
         print_line(console, f"{name}: {seconds:.0f} s{f' from round {after} on' if after else ''}; {place}")
     return failures
 

@@ -23,6 +23,7 @@ from hyperbloom.server.compare.table import markdown
 from hyperbloom.server.runs.recorded import read_summary
 
 USUAL = ("local.learning_rate=0.005,0.02,0.1", "local.steps=10,50")
+OTHERS = "(?!rounds=|eval_every=|seed=|baselines=|gains=)[^=]+=.+"  # than the keys that the search sets
 Rung = dict[int, float]
 WORST = -math.inf  # the score of a setting with which no client could be trained or scored
 
@@ -41,10 +42,11 @@ def halve(count: int, rounds: int, score: Callable[[Sequence[int], int], Sequenc
 
 def grid_of(over: Sequence[str]) -> dict[str, Any]:
     """Return the values to try by key, of texts such as `local.steps=10,50`; ConfigError if one is wrong."""
-    if bad := [
-        text for text in over if not re.fullmatch("(?!rounds=|eval_every=|seed=|baselines=|gains=)[^=]+=.+", text)
-    ]:
+    if bad := [text for text in over if not re.fullmatch(OTHERS, text)]:
         raise ConfigError(f"--over: expected KEY=A,B such as local.steps=10,50, found {bad[0]!r}")
+    keys = [text.partition("=")[0] for text in over]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise ConfigError(f"--over: expected each key once, with all its values, found {twice[0]} again")
     return dict(parse_assignment(text.replace("=", "=[", 1) + "]") for text in over)
 
 
@@ -82,7 +84,7 @@ def tune(
         best, highest = max(rungs[base.rounds].items(), key=lambda pair: pair[1])
         if highest == WORST:
             raise CohortError("no setting could be trained for all rounds; the lines above say why")
-        metric = read_summary(cells(best, base.rounds)[0].folder)[base.strategy].metric
+        metric = read_summary(cells(best, base.rounds)[0].folder)[describe(settings[best]).strategy].metric
         shown = [
             [_shown(rung[one], metric) if one in rung else "" for rung in rungs.values()] for one in range(len(names))
         ]

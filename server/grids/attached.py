@@ -71,10 +71,8 @@ class Attached:
 
     def confirm(self, message_id: str) -> None:
         """Let the SuperLink delete a reply and its objects."""
-        confirmed = flower.ConfirmMessageReceivedRequest(
-            node=self._node, run_id=self.run_id, message_object_id=message_id
-        )
-        self._client.ConfirmMessageReceived(confirmed)
+        told = flower.ConfirmMessageReceivedRequest(node=self._node, run_id=self.run_id, message_object_id=message_id)
+        self._client.ConfirmMessageReceived(told)
 
     def wait(self, seconds: float) -> None:
         """Sleep: the SuperLink tells of nothing by itself."""

@@ -73,12 +73,13 @@ def _curve(courses: Sequence[Board], name: str) -> Markup:
 
 
 def _in_order(course: Board, gains: Mapping[str, float]) -> list[tuple[str, Standing]]:
-    """Return the clients: those in trouble first, then those that lose most or are served worst."""
+    """Return the clients: those in trouble first, then those that lose most, then those served worst of the others."""
     sign = 1 if course.scale.rises else -1
 
-    def key(entry: tuple[str, Standing]) -> tuple[bool, float, str]:
+    def key(entry: tuple[str, Standing]) -> tuple[bool, bool, float, str]:
         name, client = entry
-        return client.well or not client.left_out, gains.get(name, sign * (client.accuracy or 0.0)), name
+        value = gains.get(name, sign * (client.accuracy or 0.0))
+        return client.well or not client.left_out, name not in gains, value, name
 
     return sorted(course.clients.items(), key=key)
 
@@ -89,7 +90,6 @@ def _map(run: LiveRun, name: str) -> Markup | None:
     members = read_members(run.folder).clients
     if embeddings is None or not 2 <= len(embeddings) == len(members) <= MAPPED:
         return None
-    points, (first, second) = flatten_by_pca(embeddings)
-    axes = (f"{first:.0f} % of the variance →", f"↑ {second:.0f} %")
+    points, axes = flatten_by_pca(embeddings)
     accuracy = {each: client.accuracy for each, client in run.main.clients.items() if client.accuracy is not None}
     return plane(f"{name}-map", "Embeddings by PCA", points, members, accuracy, axes, run.main.scale)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from hyperbloom.common.files.storage import file_state
+from hyperbloom.common.files.storage import FileState, file_state
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, GAINS, METRICS, REPORT, Line, Tail, phase_folder
 from hyperbloom.server.runs.recorded import read_config, sound
 from hyperbloom.server.watch.board import Board
@@ -32,6 +32,7 @@ class LiveRun:
         self.version = 0
         """Grows with every change."""
         self._beside: tuple[object, ...] = ()
+        self._resumes: FileState = None
         self._begin()
 
     def _begin(self) -> None:
@@ -55,7 +56,11 @@ class LiveRun:
         """
         self.running = is_running(self.folder)  # which takes a while of its own
         until = time.monotonic() + seconds
-        beside = self.running, *(file_state(self.folder / name) for name in WHOLE_FILES)
+        resumes = file_state(self.folder / "checkpoints" / "resumes.json")
+        if resumes != self._resumes:  # its lines may have been cut, and have grown again
+            self._resumes = resumes
+            self._begin()
+        beside = self.running, resumes, *(file_state(self.folder / name) for name in WHOLE_FILES)
         if beside != self._beside:
             self._beside, self.version = beside, self.version + 1
         for tail, add in self._tails:

@@ -34,6 +34,7 @@ LOOK_EVERY_S = 0.5
 FIRST_LOOK_S = 0.2
 """Longest reading before a page is sent. What is not read by then follows as events."""
 
+MOST_BESIDE = 4
 Parts = Mapping[str, Markup]
 
 
@@ -73,6 +74,9 @@ class _Site:
                 self._panels[name] = _Panel(name, path)
             return self._panels[name]
 
+    def _first(self, name: str) -> tuple[str, str, Parts]:
+        return name, f"/changes/{name}", self._panel(name).parts(FIRST_LOOK_S)
+
     def _overview(self) -> Parts:
         return overview_parts(find_runs(self._folder))
 
@@ -87,22 +91,20 @@ class _Site:
     async def runs(self, request: Request) -> Response:
         """Send the page of one run, or of several side by side."""
         names = [request.path_params["name"], *request.query_params.getlist("beside")]
-        panels = [(name, self._panel(name)) for name in names]
-        shown = [
-            (name, f"/changes/{name}", await run_in_threadpool(panel.parts, FIRST_LOOK_S)) for name, panel in panels
-        ]
-        return _page(shown, " and ".join(names))
+        if len(names) > 1 + MOST_BESIDE:
+            raise HTTPException(400, f"expected at most {MOST_BESIDE} runs beside another, found {len(names) - 1}")
+        return _page([await run_in_threadpool(self._first, name) for name in names], " and ".join(names))
 
     async def changes(self, request: Request) -> Response:
         """Stream the parts that change: of a run, or of the list of runs."""
         name = request.path_params.get("name")
         if name is None:
             return _stream(self._overview, request)
-        panel = self._panel(name)
+        panel = await run_in_threadpool(self._panel, name)
         return _stream(lambda: panel.parts(1.0), request)
 
     async def report(self, request: Request) -> Response:
-        folder = find_runs(self._folder).get(request.path_params["name"])
+        folder = (await run_in_threadpool(find_runs, self._folder)).get(request.path_params["name"])
         if folder is None or not (folder / REPORT).is_file():
             raise HTTPException(404, "this run has no report yet")
         return FileResponse(folder / REPORT, media_type="text/html", headers=HEADERS)

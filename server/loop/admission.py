@@ -57,7 +57,10 @@ class Admission:
         Raises:
             RefusedError: the client does not fit; the message says what was expected and what it has.
         """
-        self._check(about, (other.about for other in roster if other.client_id != about.client_id))
+        try:
+            self._check(about, (other.about for other in roster if other.client_id != about.client_id))
+        except ConfigError as error:  # such as of the state of `init_from`, which does not fit this client's data
+            raise RefusedError(str(error)) from None
 
     def _check(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Check a client beside `others`, which have passed the check."""
@@ -66,10 +69,10 @@ class Admission:
             _check_schema(about.schema, self._schema)
         self.algorithm.serves(about, others)
         if self.setting is None:
-            self._schema = about.schema
             self.build(setting)
+            self._schema = about.schema
 
-    def _checked(self, roster: Roster) -> Iterator[Client]:
+    def checked(self, roster: Roster) -> Iterator[Client]:
         """Yield each client of a roster, by row, once it has passed the check beside those before it."""
         for client in roster:
             self._check(client.about, (other.about for other in islice(roster, client.row)))
@@ -77,20 +80,18 @@ class Admission:
 
     def build(self, setting: Setting) -> None:
         """Build the algorithm for the data of the first client. Raise a RefusedError if no network fits them."""
-        self.setting = setting
         try:
             self.algorithm.setting = setting
             self.algorithm.metrics  # noqa: B018 - raises if a metric does not exist
             with Ration(self.config):
                 self.algorithm.build(setting)
         except (ModelError, RuntimeError, OverflowError) as error:
-            self.setting = None
             raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
         except ConfigError as error:
-            self.setting = None
             raise RefusedError(str(error)) from None
         if self._initial is not None:
             self.algorithm.start_from(self._initial)
+        self.setting = setting
 
     def join(self, client: Client, first: bool) -> None:
         """Hand a client to the algorithm once `begin` has run; `begin` hands over those that join earlier."""
@@ -99,7 +100,7 @@ class Admission:
 
     def restore(self, roster: Roster, tensors: Mapping[str, Tensor]) -> None:
         """Restore the algorithm from a checkpoint: first hand over its clients by row, then its tensors."""
-        for client in self._checked(roster):
+        for client in self.checked(roster):
             self.algorithm.join(client, True)
         self.algorithm.restore(tensors)
 
@@ -109,7 +110,7 @@ class Admission:
         Raises:
             RefusedError: a client of the roster does not fit this algorithm.
         """
-        for client in self._checked(roster):
+        for client in self.checked(roster):
             self.algorithm.join(client, client.row >= known)
         if self.setting is not None and self.setting.task.standardises:
             pairs = _pooled_moments(roster)[: self.setting.spec.num_classes]

@@ -30,6 +30,7 @@ from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update
 BYTES_AT_ONCE = 32 * 2**20
 """Bytes of weights written into messages at a time. Until it is sent, a message holds them once or twice more."""
 
+TTL_S, MARGIN_S = 43_200.0, 600.0  # Flower's own, and by how much an order outlives the wait for its answer
 MOST_AT_ONCE = 1000
 """Clients asked at a time, even with small networks, because each message takes some kilobytes."""
 
@@ -81,9 +82,9 @@ class Evaluated:
             metrics[f"{prefix}{split}_loss"] = statistics.fmean(score.loss for score in scores)
         return metrics
 
-    def counts(self, split: str = "test") -> tuple[float, ...]:
-        """Return the sums of the known clients' counts; none unless all have disclosed theirs."""
-        return _sum_of_counts(self.of(split))
+    def counts(self) -> tuple[float, ...]:
+        """Return the sums of the known clients' counts on test examples; none unless all have disclosed theirs."""
+        return _sum_of_counts(self.of("test"))
 
     def _pooled(self, scores: Sequence[SplitScore]) -> dict[str, float]:
         """Return the metrics over all examples together, as far as clients disclose what this takes."""
@@ -210,7 +211,7 @@ class Director:
     def send(self, ask: Ask[Any], clients: Sequence[Client], outcome: Outcome) -> list[Letter]:
         """Write orders for these clients, and send them."""
         orders = [(c, order, _remember(ask, c, order)) for c, order in zip(clients, ask.orders(clients), strict=True)]
-        letters = self.federation.send(orders)
+        letters = self.federation.send(orders, ttl=max(TTL_S, self.config.round_timeout_s + MARGIN_S))
         reached = {letter.about.client.row for letter in letters}
         for client in clients:
             if client.row not in reached:
@@ -269,10 +270,11 @@ def told(result: TrainResult) -> TrainResult:
 def capped_examples(clients: Sequence[Client], cap: float) -> list[int]:
     """Return the number of examples with which each client counts in an average.
 
-    Clients report these numbers and nobody can check them, so each is limited to `cap` times the cohort's median.
+    Clients report these numbers and nobody can check them, so each is limited to `cap` times the cohort's median, of
+    an even number the lower one in the middle: of two clients, one could raise their mean.
     """
     said = [client.about.train_examples for client in clients]
-    most = int(cap * statistics.median(said)) if said else 0
+    most = int(cap * statistics.median_low(said)) if said else 0
     return [min(each, most) for each in said]
 
 

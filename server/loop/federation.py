@@ -122,14 +122,14 @@ class Federation:
         self.roster.clear()
         self._met.clear()
 
-    def send(self, orders: Sequence[tuple[Client, Order, Any]]) -> list[Letter]:
+    def send(self, orders: Sequence[tuple[Client, Order, Any]], ttl: float | None = None) -> list[Letter]:
         """Send orders, each with its client and what to remember of it; return those that the grid accepted."""
         addressed = []
         for client, order, about in orders:
             node = self.roster.node_of(client)
             assert node is not None, "only those who are here get orders"
             addressed.append((node, order, about))
-        letters = self.post.send(addressed, self.round)
+        letters = self.post.send(addressed, self.round, ttl)
         if len(letters) < len(orders):  # find the node that left, or it would be drawn again at once
             self._visited = -VISIT_EVERY_S
             self._visit()

@@ -18,9 +18,11 @@ from hyperbloom.strategies.exchange import Ask, Client, Exchanges, through
 
 def check_gain(gain: Gain, metric: str) -> None:
     """Raise a WireError if what a client says that it gains cannot be."""
-    most, test = 1.0 if scale_of(metric).percent else LARGEST_LOSS, dict(zip(gain.models, gain.test, strict=True))
-    difference = abs(test[gain.chosen] - test["alone"])
-    if max(map(abs, (gain.low, gain.high, *gain.test))) > most or not math.isclose(abs(gain.value), difference):
+    scale, test = scale_of(metric), dict(zip(gain.models, gain.test, strict=True))
+    most, near = 1.0 if scale.percent else LARGEST_LOSS, 1e-5 * max(1.0, abs(gain.value))  # it computes in float32
+    value = (test[gain.chosen] - test["alone"]) * (1 if scale.rises else -1)
+    within = gain.low - near <= gain.value <= gain.high + near
+    if max(map(abs, (gain.low, gain.high, *gain.test))) > most or not within or not math.isclose(gain.value, value):
         raise WireError(f"gain: expected a difference of two values of {metric} up to {most:g}, found {gain}")
 
 
@@ -34,7 +36,7 @@ def rounds_alone(run: Run, done: int) -> int:
 
 
 def ask_gains(run: Run, number: int, rounds: int) -> None:
-    """Let every client that may train compare its model of round `number`, and tell the listeners what they gain.
+    """Let idle clients that are not novel compare their models of round `number`; tell the listeners what they gain.
 
     Each trains `rounds` rounds alone. Only some disclose what they gain.
     """

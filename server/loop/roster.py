@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hyperbloom.common.errors import RefusedError
+from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.wire.orders import Introduction
 from hyperbloom.strategies.exchange import Client
 
@@ -180,7 +180,7 @@ class Roster:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Roster":
-        """Read what `to_json` returned, with every client away."""
+        """Read what `to_json` returned, with every client away; ConfigError if a row is missing or there twice."""
         roster = cls(int(stored["seed"]))
         roster.conduct = Conduct.from_json(stored.get("conduct", {}))
         roster.moments = tuple(stored.get("moments", ()))
@@ -191,4 +191,6 @@ class Roster:
             introduction = Introduction(**about, client_id=entry["client_id"], token="")
             client = Client(entry["client_id"], int(entry["row"]), introduction)
             roster._clients[client.client_id], roster._secrets[client.client_id] = client, entry["token_hash"]
+        if [client.row for client in roster] != list(range(len(stored["clients"]))):
+            raise ConfigError("the roster: expected clients with the rows 0, 1, 2 and so on, found others")
         return roster

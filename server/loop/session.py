@@ -112,6 +112,7 @@ class Session:
             self.federation.admission.restore(self.roster, resumed.tensors)
             self._gather(known, max(1, resumed.here))
         elif phase == 0:
+            next(self.federation.admission.checked(self.roster), None)  # the clients of `init_from` decide for others
             self._gather(len(self.roster), self.config.clients)
         else:
             self.roster.conduct.begin_anew(self.federation.round)

@@ -57,12 +57,12 @@ def lines(
     edges = [edge for each in series for band in each.bands for edge in band]
     dots = [[point for point, _ in each.dots] for each in series]
     every = [point for points in (*(each.points for each in series), *edges, *dots) for point in points]
-    first, last = min(1, *(x for x, _ in every)), max(x for x, _ in every)
-    low, high = min(0.0, *(value for _, value in every)), 1.08 * max(value for _, value in every)
+    first, last = min([1, *(x for x, _ in every)]), max([1, *(x for x, _ in every)])
+    values = [value for _, value in every] or [0.0]
+    low, high, least = min(0.0, *values), max(0.0, 1.08 * max(values)), min(values)
     if percent:
-        least = min(value for _, value in every)
         low, high = 0.0 if least < 50 else 10.0 * math.floor(min(least, 99) / 10), 100.0
-    frame = Frame((first, low), (max(last, first + 1), high or 1.0), height=350.0 if percent else 240.0)
+    frame = Frame((first, low), (max(last, first + 1), high if high > low else 1.0), height=350.0 if percent else 240.0)
     areas, curves, points = [], [], []
     for index, each in enumerate(series):
         style, radius = style_of(index), 4.5 if len(each.dots) == 1 else 2.5

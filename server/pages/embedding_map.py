@@ -30,15 +30,15 @@ def read_embeddings(path: Path) -> Points | None:
         raise ConfigError(f"{path} is damaged ({error})") from None
 
 
-def flatten_by_pca(embeddings: Points) -> tuple[Points, tuple[float, float]]:
-    """Return the first two principal components `(clients, 2)` and their shares of the variance in percent."""
+def flatten_by_pca(embeddings: Points) -> tuple[Points, tuple[str, str]]:
+    """Return the first two principal components `(clients, 2)`, and a label of each with its share of the variance."""
     centred = embeddings - embeddings.mean(axis=0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     points = (left * sizes)[:, :2]
     if points.shape[1] < 2:
         points = np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
     shares = [*(100 * sizes**2 / max(float((sizes**2).sum()), 1e-30)), 0.0, 0.0]
-    return points, (float(shares[0]), float(shares[1]))
+    return points, (f"{shares[0]:.0f} % of the variance →", f"↑ {shares[1]:.0f} %")
 
 
 def flatten_by_tsne(embeddings: Points) -> Points | None:

@@ -18,8 +18,8 @@ from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsn
 from hyperbloom.server.pages.page import render
 from hyperbloom.server.pages.report_data import RunData, read_run_data
 from hyperbloom.server.pages.score_charts import score_charts
-from hyperbloom.server.runs.course import Course, asked
-from hyperbloom.server.runs.lines import ADVICE, REPORT, Line
+from hyperbloom.server.runs.course import Course
+from hyperbloom.server.runs.lines import ADVICE, REPORT, Line, asked
 from hyperbloom.server.runs.recorded import flat, read_json, read_summary
 from hyperbloom.server.watch.board import amount, duration
 
@@ -73,7 +73,7 @@ def _page(run: RunData) -> bytes:
         advice=read_json(run.folder / ADVICE, None),
         newcomers=says(chosen.newcomers, chosen.metric) if chosen and chosen.newcomers else "",
         better=[sign * value > sign * of_rival[name] for name, value in of.items() if name in of_rival],
-        left=sum(each.left_out for each in run.left_out.values()),
+        left=sum(map(asked, main.rounds)) - main.trained,
         curve=_curve(run) if run.spreads else None,
         bars=len(of) <= BARS,
         in_order=clients_in_order(run.courses) if len(of) > BARS else None,
@@ -146,8 +146,7 @@ def _map(run: RunData) -> dict[str, Any]:
     if embeddings is None or len(embeddings) != len(members) or len(embeddings) < 2:
         return {"pca": None}
     scale = run.main.scale
-    points, (first, second) = flatten_by_pca(embeddings)
-    axes = (f"{first:.0f} % of the variance →", f"↑ {second:.0f} %")
+    points, axes = flatten_by_pca(embeddings)
     flat = flatten_by_tsne(embeddings)
     occurring = {label for member in members for label, share in enumerate(member.shares) if share > 0.005}
     return {

@@ -12,12 +12,10 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.gains import Gain
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.server.runs.course import Course, read_course
-from hyperbloom.server.runs.lines import CLIENTS, EVENTS, Line, phase_folder, read_gains, read_lines
+from hyperbloom.server.runs.lines import CELL, CLIENTS, COMPARISON, EVENTS, Line, phase_folder, read_gains, read_lines
 from hyperbloom.server.runs.recorded import Members, read_config, read_json, read_members, read_summary, sound
 from hyperbloom.server.watch.board import Standing
 from hyperbloom.server.watch.watching import is_running
-
-COMPARISON, CELL = "comparison.yaml", "cell.json"  # written by `flower-server compare`
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,7 @@ def advise_on(folder: Path, own_code: bool = True) -> Advice:
             course = read_course(name, place, summary.get(name))
             over, last = course.is_over(config), max(course.curve, default=None)
             lines = [line for line in read_lines(place / CLIENTS) if line["round"] == course.selected]
-            scored = [
-                line for line in lines if line["client"] in known and line.get(f"val_{course.metric}") is not None
-            ]
+            scored = [row for row in lines if row["client"] in known and row.get(f"val_{course.metric}") is not None]
             scores[name] = {line["client"]: course.scale.factor * line[f"val_{course.metric}"] for line in scored}
         if course.selected is None or not over:
             raise ConfigError(f"{folder}: {name} has not done all its rounds; go on with --resume")

@@ -142,7 +142,8 @@ def locked(folder: Path) -> Iterator[None]:
     found = (Path(place) / name for place, folders, files in os.walk(folder) for name in (*folders, *files))
     if link := next((path for path in found if path.is_symlink()), None):
         raise ConfigError(f"expected a run folder of files and folders, found the symbolic link {link}; delete it")
-    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+    (folder / "checkpoints").mkdir(exist_ok=True)
     with (folder / "checkpoints" / "lock").open("a") as file:
         if not claim(file, LOCK_PATIENCE_S):
             raise ConfigError(f"another server is still at work in {folder}; end it first")

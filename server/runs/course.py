@@ -8,7 +8,7 @@ from pathlib import Path
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.metrics import Scale, scale_of
 from hyperbloom.server.loop.listener import Selection
-from hyperbloom.server.runs.lines import METRICS, Line, read_lines
+from hyperbloom.server.runs.lines import METRICS, Line, asked, read_lines
 
 OF_TEST = ("test_mean", "test_std", "test_worst")
 """Metrics that an evaluation lacks if the selecting metric is undefined on the test examples of all clients."""
@@ -62,11 +62,6 @@ class Course:
         """Return the mean bytes of training per client that was asked, and round; `direction` is `down` or `up`."""
         total, times = sum(line.get(f"bytes_{direction}", 0) for line in self.rounds), sum(map(asked, self.rounds))
         return float(total) / max(1, times)
-
-
-def asked(line: Line) -> int:
-    """Return how many clients were asked to train in a round, those that were left out included."""
-    return int(line.get("asked") or line["clients"])
 
 
 def read_course(name: str, place: Path, selection: Selection | None, novel: Set[str] = frozenset()) -> Course:

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ _PACKAGES = ("flwr", "torch", "torchvision", "numpy", "grpcio", "protobuf", "saf
 
 
 def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path:
-    """Make an empty run folder; with `anew`, accept the files of a run that never began.
+    """Make an empty run folder; with `anew`, accept the files of a run that never began, but no others.
 
     Raises:
         ConfigError: the folder is not empty, or cannot be made.
@@ -58,8 +59,10 @@ def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path
     chosen = path or _fresh(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy.rpartition(':')[2]}")
     try:
         chosen.mkdir(parents=True, exist_ok=True, mode=0o750)  # it tells of clients; others on a machine need not know
-        if any(chosen.iterdir()) and not anew:
-            raise ConfigError(f"--run-dir: expected a new or empty folder, found files in {chosen}")
+        found = {path.name for path in chosen.iterdir()}
+        early = {name for name in found if name == "checkpoints" or name.startswith("track-")}
+        if found and not (anew and ("environment.json" in found or found == early)):
+            raise ConfigError(f"--run-dir: expected a new or empty folder, found files in {chosen}; name another one")
     except OSError as error:
         raise ConfigError(f"--run-dir: cannot use {chosen}: {error.strerror}") from None
     return chosen
@@ -264,7 +267,10 @@ def _environment(config: RunConfig, run_id: str, machines: Mapping[str, Any]) ->
         "run_id": run_id,
         "seed": config.seed,
         "started": _now(),
-        "command": sys.argv,
+        "command": [  # without where a tracker is: its address may have a password
+            word.partition(":")[0] if "--track" in (before, word.partition("=")[0]) else word
+            for before, word in pairwise(["", *sys.argv])
+        ],
         "machines": machines,
         "python": platform.python_version(),
         "platform": platform.platform(),

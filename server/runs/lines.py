@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 METRICS, CLIENTS, EVENTS, GAINS = "metrics.jsonl", "clients.jsonl", "events.jsonl", "gains.jsonl"
 REPORT, ADVICE = "report.html", "advice.json"
+COMPARISON, CELL = "comparison.yaml", "cell.json"  # of `compare`: beside all its runs, and in each finished one
 
 Line = dict[str, Any]
 
@@ -51,6 +52,11 @@ def metrics_line(report: "RoundReport") -> Line:
     return line | ({"metric": evaluation.names[0], **evaluation.metrics()} if evaluation else {})
 
 
+def asked(line: Line) -> int:
+    """Return how many clients were asked to train in a round, those that were left out included."""
+    return int(line.get("asked") or line["clients"])
+
+
 def client_lines(report: "RoundReport", summed: bool = False) -> list[Line]:
     """Return a line for each client that trained, was scored or was left out in a round.
 
@@ -63,10 +69,8 @@ def client_lines(report: "RoundReport", summed: bool = False) -> list[Line]:
     for name, score in outcome.evaluation.scores.items() if outcome.evaluation else ():
         flat: Line = {}
         for split, part in vars(score).items():
-            values = dict(zip(part.metrics, part.values, strict=True))
-            flat |= {
-                f"{split}_{key}": value for key, value in {**values, "total": part.total, "loss": part.loss}.items()
-            }
+            values = dict(zip(part.metrics, part.values, strict=True)) | {"total": part.total, "loss": part.loss}
+            flat |= {f"{split}_{key}": value for key, value in values.items()}
         lines.append({"round": report.number, "client": name, **flat})
     for name, why in outcome.refused.items():
         blame: Line = {"lied": True} if name in outcome.lied else {}

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.metrics import Scale, scale_of, title_of
-from hyperbloom.server.runs.lines import Line
+from hyperbloom.server.runs.lines import Line, asked
 
 EVENTS_SHOWN = 4
 STRAGGLERS_SHOWN = 3
@@ -52,7 +52,7 @@ class Board:
     Attributes:
         means, worsts: test accuracy in percent by evaluated round, over clients.
         bytes_down, bytes_up: of training, since the beginning.
-        trained, left_out: how many times a client trained or was left out, over all clients.
+        trained, left_out: how many times a client that was asked to train did, or was left out, over all clients.
         events: those that are shown.
     """
 
@@ -77,6 +77,7 @@ class Board:
         self.bytes_down += line.get("bytes_down", 0)
         self.bytes_up += line.get("bytes_up", 0)
         self.trained += line["clients"]
+        self.left_out += asked(line) - line["clients"]
         # Asynchronous mode reports an evaluation after later rounds, in a line of its own.
         if number > self.done or (number == self.done and ("metric" not in line or line["clients"])):
             self.done, self._last, self._seconds = number, line, {}
@@ -96,16 +97,14 @@ class Board:
     def is_over(self, config: RunConfig) -> bool:
         """Return whether the strategy has had all rounds of its run, or patience has ended it, and it has a result."""
         selected = self._selected and self._selected[1]
-        if selected is None:
-            return False
-        return self.done >= config.rounds or config.has_lost_patience(selected, self._scored)
+        ended = self.done >= config.rounds or config.has_lost_patience(selected, self._scored)
+        return selected is not None and ended
 
     def add_client(self, line: Line) -> None:
         """Add a line of clients.jsonl, after the line of its round."""
         name, number = line["client"], line["round"]
         client = self.clients.setdefault(name, Standing())
         if "refused" in line:
-            self.left_out += 1
             client.leave_out(line)
         elif (value := line.get(f"test_{self.metric}")) is not None:
             client.accuracy = self.scale.factor * value
@@ -176,9 +175,8 @@ class Board:
         return Group(self._head(), rows)
 
     def _head(self) -> RenderableType:
-        pace = f"{self.pace:.1f} rounds/s" if self.pace and self.pace >= 1 else ""
-        if self.pace and self.pace < 1:
-            pace = f"{duration(1 / self.pace)} a round"
+        rate = self.pace or math.inf
+        pace = f"{duration(1 / rate)} a round" if rate < 1 else f"{rate:.1f} rounds/s" if self.pace else ""
         left = f"{duration(self.seconds_left)} left" if self.seconds_left and self.done < self.rounds else ""
         head = Table.grid(padding=(0, 2))
         head.add_row(

@@ -82,9 +82,11 @@ class WandB(Tracker):
             config=subject["settings"],
             reinit="create_new",  # baselines beside the strategy
             settings=wandb.Settings(
-                console="off", disable_git=True, save_code=False, silent=True, x_disable_stats=True
+                console="off", disable_git=True, save_code=False, silent=True, symlink=False, x_disable_stats=True
             ),
         )
+        for link in (subject["folder"] / "wandb").rglob("debug-core*"):  # `--resume` takes no folder with links
+            link.unlink()
         self._run.define_metric("*", step_metric="round")
 
     def rounds(self, lines: Sequence[Line]) -> None:

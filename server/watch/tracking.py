@@ -134,7 +134,7 @@ def tracked(folder: Path, specs: Sequence[str], say: Callable[..., None]) -> Ite
     `say` receives a line for each that failed.
     """
     children = []
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o750)
     for spec in specs:
         log = folder / f"track-{spec.partition(':')[0]}.log"
         command = [sys.executable, "-m", "hyperbloom.server.watch.tracking", str(folder), spec]

@@ -97,7 +97,8 @@ class Recording:
             evaluation = Evaluated(scores)
         results = {self.names[0]: TrainResult(0.1, loss=1.0 / number)}
         outcome = Outcome(results, evaluation, left_out(**refused))
-        return RoundReport(number, self.config.rounds, outcome, 0.5, 0.5 * number, 0, 2000, 1000)
+        asked = len(results) + len(refused)
+        return RoundReport(number, self.config.rounds, outcome, 0.5, 0.5 * number, 0, 2000, 1000, asked)
 
     def go(self, number: int, **refused: str) -> None:
         """Let a round be over."""

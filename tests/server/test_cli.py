@@ -614,7 +614,7 @@ def test_ctrl_c_ends_with_130(
 
     monkeypatch.setattr(engine, "inline_grid", interrupted)
     assert main(["--engine", "inline", "--run-dir", str(tmp_path / "run")]) == 130
-    told = "flower-server: stopped; --resume goes on from the last round, and report shows what was done\n"
+    told = "flower-server: stopped; --resume goes on from the last checkpoint, and report shows what was done\n"
     assert capsys.readouterr().err == told
 
 

@@ -26,7 +26,7 @@ from hyperbloom.server.runs.recorded import read_summary
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Algorithm
 
-REFUSAL = r"^a round may have several exchanges with a client; call start\(\), which plays them all$"
+REFUSAL = r"^a round may have several exchanges with a client; call start\(\), which plays all$"
 
 
 @pytest.fixture(scope="module", params=["pfedhn", "fedavg"])

@@ -337,6 +337,18 @@ def test_what_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (whole := environment.read_text()).replace('"inline"', '"grpc"').replace('"insecure": 0', '"insecure": 1')
     )
     assert "was in plain text; give --insecure again" in refusal(), "the folder may be somebody else's"
+    began = json.loads(whole)
+    for flag, value in (
+        *(("superlink", "elsewhere.example:9093"), ("web", "0.0.0.0:80"), ("metrics-port", "[::]:81")),
+        ("certs", str(run / "certs")),
+    ):
+        machines = began["machines"] | {"engine": "grpc", flag.replace("-", "_"): value}
+        environment.write_text(json.dumps(began | {"machines": machines}))
+        assert f"had --{flag} {value}; give --{flag} again if you mean it" in refusal()
+    machines = began["machines"] | {"web": "8080", "metrics_port": "127.0.0.1:81", "superlink": "localhost:9093"}
+    environment.write_text(json.dumps(began | {"machines": machines}))
+    assert "is complete; there is nothing" in refusal("--superlink", "")
+    environment.write_text(whole.replace('"inline"', '"grpc"').replace('"insecure": 0', '"insecure": 1'))
     assert "is complete; there is nothing" in refusal("--insecure")
     environment.write_text(whole)
     with locked(run):

@@ -284,6 +284,26 @@ def test_a_folder_that_cannot_be_read_for_a_moment_changes_nothing(
     assert house.activate(house.add("ward-8"))
 
 
+def test_a_revocation_that_could_not_be_read_at_first_is_applied(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as when no file is free."""
+    key = house.add("ward-7")
+    node = house.activate(key)
+    house.registry.revoke("ward-7")
+
+    def fail(path: Path) -> bytes:
+        raise OSError(24, "Too many open files", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        for _ in range(2):
+            assert house.call(pull(node), key) == "answer"
+    assert caplog.text.count("who may join stays as it was") == 1
+    with pytest.raises(Aborted):
+        house.call(pull(node), key)
+
+
 def test_a_file_that_vanishes_lets_nobody_in(house: House) -> None:
     key = house.add("ward-7")
     house.registry.path.unlink()

@@ -140,3 +140,12 @@ def test_on_a_full_disk_the_user_hears_all_and_nobody_fails() -> None:
             say(line)
         os.write(2, b"E1121 11:00:00.1 7 server.cc:5] cannot listen\n")
     assert [line.partition(":")[0] for line in told] == ["refused 10.0.0.9", "refused 10.0.0.8"]
+
+
+def test_a_line_that_cannot_be_shown_is_kept_and_stops_nobody(tmp_path: Path) -> None:
+    def fail(text: str) -> None:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    with follow(tmp_path / "superlink.log", fail):
+        say("refused 10.0.0.9")
+    assert (tmp_path / "superlink.log").read_text() == "refused 10.0.0.9\n"

@@ -327,3 +327,24 @@ def test_a_server_may_open_more_files_than_the_usual_limit() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(before[1], MOST_FILES), before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_who_becomes_known_during_a_look_stays_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections, closed = Connections(), list[str]()
+    member, found = "ipv4:10.0.0.9:7", dict[str, int]()
+
+    def look(port: int) -> dict[str, int]:
+        listed = dict(found)
+        connections.served(member)  # just after it was listed which connections there are
+        return listed
+
+    monkeypatch.setattr(superlink_port, "_sockets", look)
+    monkeypatch.setattr(superlink_port, "_with", lambda descriptor, peer, act: closed.append(peer))
+    connections.sweep()
+    monkeypatch.setattr(superlink_port, "_sockets", lambda port: {member: 99})
+    monkeypatch.setattr(superlink_port, "SILENT_S", -1.0)
+    connections.sweep()
+    assert not closed
+    monkeypatch.setattr(superlink_port, "_sockets", lambda port: {})
+    connections.sweep()
+    assert not connections._known, "its connection is gone"

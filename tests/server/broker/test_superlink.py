@@ -47,3 +47,24 @@ def test_the_look_at_the_connections_goes_on_after_one_that_failed(
     monkeypatch.setattr(connections, "wait", lambda seconds: None)
     superlink_module._look(None, Door(), connections, over)  # type: ignore[arg-type]
     assert len(looks) == 2 and "cannot look at the connections now: Too many open files" in caplog.text
+
+
+def test_the_look_at_keys_and_connections_goes_on_whatever_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connections, over, looks = Connections(), threading.Event(), list[str]()
+
+    class Keys:
+        def follow(self) -> None:
+            looks.append("keys")
+            raise RuntimeError("dictionary changed size during iteration")
+
+    class Door:
+        def cancel_overdue(self) -> None:
+            looks.append("door")
+            over.set() if len(looks) == 6 else None
+
+    monkeypatch.setattr(connections, "sweep", lambda: looks.append("sweep"))
+    monkeypatch.setattr(connections, "wait", lambda seconds: None)
+    superlink_module._look(Keys(), Door(), connections, over)  # type: ignore[arg-type]
+    assert looks == ["keys", "sweep", "door"] * 2 and "dictionary changed size" in caplog.text

@@ -24,6 +24,7 @@ from hyperbloom.server.compare.table import markdown, read_results, write_table
 from hyperbloom.server.live.run import how_far
 from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.runs.checkpoint import locked
+from hyperbloom.server.watch.tracking import tracked
 from hyperbloom.server.watch.view import TerminalView
 
 from ..html import Page, check_self_contained
@@ -408,7 +409,7 @@ def test_unclear_options_are_refused(values: dict[str, Any], overrides: dict[str
     ("flags", "message"),
     [
         (["--strategies", "pfedhn,no"], "--strategies: expected some of ditto, .*, found 'no'"),
-        (["--strategies", "local,local"], "--strategies: expected one or more names, each once"),
+        (["--strategies", "local,local"], "--strategies: expected names, each once"),
         (["--strategies", "local", "--seeds", "0"], "--seeds: expected 1 or more, found 0"),
         (["--strategies", "local,fedavg", "--set", "fedavg.mu=1"], "fedavg: mu: unknown key in options of fedavg"),
         (["--strategies", "local", "--set", "data.split=no"], "local: data.split: expected one of"),
@@ -504,3 +505,15 @@ def test_a_metric_that_no_client_has_on_its_test_examples_is_no_number(tmp_path:
     run = tmp_path / "out" / "fedavg-seed0"
     assert main(["report", str(run)]) == 0 and "nan" in Page(run / "report.html").text
     assert how_far(run, as_json=False).startswith("complete: fedavg: round 2 of 9")
+
+
+def test_others_on_the_machine_cannot_look_into_its_folder(tmp_path: Path) -> None:
+    with (
+        open_comparison(tmp_path / "out", {}, []),
+        locked(tmp_path / "out" / "cell"),
+        tracked(tmp_path / "run", (), print),
+    ):
+        modes = [
+            path.stat().st_mode & 0o007 for path in (tmp_path / "out", tmp_path / "out" / "cell", tmp_path / "run")
+        ]
+    assert modes == [0, 0, 0]

@@ -98,6 +98,19 @@ def test_the_grid_is_what_was_asked_for() -> None:
     assert grid_of(tuning.USUAL) == {"local.learning_rate": [0.005, 0.02, 0.1], "local.steps": [10, 50]}
 
 
+def test_a_key_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--over: expected each key once, with all its values, found local\.steps again$"
+    ):
+        grid_of(["local.steps=5", "local.clip=1.0", "local.steps=10"])
+
+
+def test_strategies_can_be_tried_too(tmp_path: Path) -> None:
+    few = ["--set", "clients=2", "--set", "cohort=2", "--set", "data.max_train=30", "--set", "local.steps=1"]
+    assert tune(tmp_path, *few, "--set", "rounds=2", "--over", "strategy=local,fedavg") == 0
+    assert load_run_config(tmp_path / "tuned.yaml", {}).strategy in ("local", "fedavg")
+
+
 @pytest.mark.parametrize("text", ["local.steps", "local.steps=", "=5", "rounds=5,10", "seed=1,2"])
 def test_a_grid_without_key_or_values_is_refused(text: str) -> None:
     with pytest.raises(

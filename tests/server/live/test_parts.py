@@ -4,10 +4,11 @@ from pathlib import Path
 
 import torch
 
-from hyperbloom.server.live.parts import ROWS, overview_parts, run_parts
+from hyperbloom.server.live.parts import ROWS, _in_order, overview_parts, run_parts
 from hyperbloom.server.live.run import LiveRun
 from hyperbloom.server.pages.page import render
 from hyperbloom.server.runs.checkpoint import locked
+from hyperbloom.server.watch.board import Board
 
 from ..recorded import Recording, some_config
 
@@ -87,3 +88,11 @@ def test_novel_clients_gain_nothing_over_training_alone_which_they_do_not(tmp_pa
     parts = parts_of(Recording(tmp_path, config=some_config(novel=30, clients=3)).whole())
     assert "of 2 clients gain over training alone" in parts["figures"] and "mean of 2 clients" in parts["figures"]
     assert "c (novel)" in parts["clients"] and "b (novel)" not in parts["clients"]
+
+
+def test_clients_without_a_gain_come_after_those_with_one() -> None:
+    """A gain is in points, and their accuracy is in percent."""
+    board = Board("pfedhn", 10)
+    for name, value in (("a", 0.9), ("b", 0.5), ("c", 0.02), ("d", 0.01)):
+        board.add_client({"round": 1, "client": name, "test_accuracy": value})
+    assert [name for name, _ in _in_order(board, {"a": 3.0, "b": -2.0})] == ["b", "a", "d", "c"]

@@ -136,3 +136,21 @@ def test_once_for_people_and_for_programs(tmp_path: Path) -> None:
     pfedhn = told["strategies"]["pfedhn"]
     assert (pfedhn["round"], pfedhn["test_mean"], pfedhn["bytes_down"]) == (3, {"2": 21.0}, 6000)
     assert pfedhn["clients"]["b"]["why"] == "out of memory"
+
+
+def test_a_run_that_went_back_and_has_grown_again_is_read_anew(tmp_path: Path) -> None:
+    """Nobody looked meanwhile, so its files never were shorter than at the last look."""
+    recording, run = Recording(tmp_path), LiveRun(tmp_path)
+    recording.begin("pfedhn")
+    for number in (1, 2, 3):
+        recording.go(number)
+    run.look(1)
+    assert run.main.trained == 3
+    (tmp_path / "checkpoints").mkdir(exist_ok=True)
+    (tmp_path / "checkpoints" / "resumes.json").write_text("[]")
+    for name in ("metrics.jsonl", "clients.jsonl"):
+        (tmp_path / name).unlink()
+    for number in range(1, 6):
+        recording.go(number)
+    run.look(1)
+    assert (run.main.trained, [number for number, _ in run.main.means]) == (5, [2, 4])

@@ -1,17 +1,23 @@
 """The live page's server: a real process, and real requests."""
 
+import asyncio
 import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.server.live import site
+from hyperbloom.server.live.run import find_runs
 from hyperbloom.server.live.site import serve, served_beside
 
 from ..recorded import Recording
@@ -86,6 +92,8 @@ def test_it_is_read_only_and_loads_nothing_from_elsewhere(folder: Path, client: 
     assert 'href="/report/one"' in client.get("/run/one").text
     both = client.get("/run/one", params={"beside": "one"}).text
     assert both.count('data-changes="/changes/one?seen=') == 2
+    many = client.get("/run/one", params={"beside": ["one"] * 5})
+    assert many.status_code == 400 and "at most 4 runs beside another, found 5" in many.text
 
 
 def test_on_loopback_no_other_name_is_answered(client: httpx.Client) -> None:
@@ -121,3 +129,24 @@ def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
         process.terminate()
         process.communicate(timeout=30)
     assert process.returncode in (0, 130)
+
+
+def test_reading_many_folders_keeps_no_other_page_waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page reads folders in a thread of its own, and the loop that serves them all goes on."""
+    threads = set[int]()
+
+    def noted(of: Path) -> dict[str, Path]:
+        threads.add(threading.get_ident())
+        return find_runs(of)
+
+    monkeypatch.setattr(site, "find_runs", noted)
+
+    async def look() -> int:
+        of = site._Site(folder)
+        for path, page in (("run", of.runs), ("changes", of.changes), ("report", of.report)):
+            scope = {"type": "http", "path": f"/{path}/one", "path_params": {"name": "one"}, "query_string": b""}
+            with suppress(HTTPException):
+                await page(Request({**scope, "headers": []}))
+        return threading.get_ident()
+
+    assert asyncio.run(look()) not in threads and threads

@@ -198,6 +198,28 @@ def test_networks_that_cannot_be_built_refuse_the_client_and_the_next_one_may_de
     assert admission.setting is not None and admission.setting.spec.num_classes == 7
 
 
+def test_a_first_client_that_is_refused_leaves_no_schema_behind() -> None:
+    made = Diary()
+    admission, made.fails = Admission(made.config, made), True
+    with pytest.raises(RefusedError, match="no target network can be built"):
+        admission.check(replace(introduction("a"), schema=SCHEMA), Roster(0))
+    made.fails = False
+    admission.check(introduction("b"), Roster(0))
+    admission.check(introduction("c"), Roster(0))
+
+
+def test_a_first_client_that_another_runs_state_does_not_fit_is_refused_and_the_next_one_may_decide() -> None:
+    before = make_algorithm(config())
+    Admission(before.config, before).check(introduction("a"), Roster(0))
+    before.join(Client("a", 0, introduction("a")), True)
+    admission = Admission(before.config, make_algorithm(config()), before.state())
+    with pytest.raises(RefusedError, match="init_from: its hypernetwork is of another shape than this run's"):
+        admission.check(introduction("b", input_shape=(5,)), Roster(0))
+    assert admission.setting is None
+    admission.check(introduction("c"), Roster(0))
+    assert admission.setting is not None and admission.setting.spec.input_shape == (4,)
+
+
 def test_clients_are_handed_over_in_order_of_rows_when_a_run_begins_and_later_ones_as_they_come() -> None:
     made, roster = Diary(), roster_of("abc")
     admission = Admission(made.config, made)

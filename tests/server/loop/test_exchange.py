@@ -313,6 +313,7 @@ def test_nobody_counts_for_more_than_a_hundred_times_the_median() -> None:
     assert capped_examples(clients, 100) == [10, 20, 2000]
     assert capped_examples(clients, 1) == [10, 20, 20]
     assert capped_examples([], 100) == []
+    assert capped_examples(clients[1:], 100) == [20, 2000], "of two, one alone cannot raise the median"
 
 
 def test_updates_bring_the_capped_examples() -> None:
@@ -631,3 +632,10 @@ def test_one_that_is_busy_is_not_evaluated_and_named(monkeypatch: pytest.MonkeyP
     outcome = made.evaluate()
     assert outcome.refused == {"b": Failure(Reason.BUSY, "not evaluated: it still works on an earlier round")}
     assert outcome.evaluation is not None and list(outcome.evaluation.scores) == ["a", "c"]
+
+
+@pytest.mark.parametrize(("seconds", "ttl"), [(60.0, 43_200), (86_400.0, 87_000)])
+def test_an_order_lives_as_long_as_its_answer_is_waited_for(seconds: float, ttl: float) -> None:
+    made, desk = federation(round_timeout_s=seconds)
+    made.train()
+    assert {message.metadata.ttl for message in desk.orders.values()} == {ttl}

@@ -249,7 +249,14 @@ def test_who_is_away_counts_as_one_who_has_trained(tmp_path: Path, monkeypatch: 
     ("changes", "lie"),
     [
         ({}, False),
-        ({"value": -0.1}, False),  # of a metric that falls
+        ({"value": -0.1}, True),  # it is worse by what is told, and was better
+        ({"metric": "rmse"}, True),
+        ({"metric": "rmse", "value": -0.1}, False),
+        ({"test": (0.2, 0.8), "value": 0.6, "low": 0.5, "high": 0.7}, True),
+        ({"low": 0.15}, True),
+        ({"high": 0.05}, True),
+        ({"low": 0.1 + 1e-9}, False),  # rounding
+        ({"chosen": "alone", "value": 0.0, "low": 0.0, "high": 0.0}, False),
         ({"value": 0.2}, True),
         ({"high": 7.0}, True),
         ({"low": float("-inf")}, True),
@@ -257,9 +264,11 @@ def test_who_is_away_counts_as_one_who_has_trained(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_a_gain_that_cannot_be_is_a_lie(changes: dict[str, Any], lie: bool) -> None:
+    changes = dict(changes)
+    metric = changes.pop("metric", "accuracy")
     told = replace(Gain("personal", 0.1, -0.1, 0.2, ("personal", "alone"), (0.9, 0.8)), **changes)
     with pytest.raises(WireError, match="gain: expected") if lie else nullcontext():
-        check_gain(told, "accuracy")
+        check_gain(told, metric)
 
 
 def test_they_compare_in_asynchronous_mode(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hyperbloom import __version__
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 from hyperbloom.common.errors import CohortError, ConfigError
+from hyperbloom.common.files.storage import write_json, write_tensors
 from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Notice, TrainOrder
 from hyperbloom.common.wire.pack import unpack
 from hyperbloom.server.grids.engine import inline_grid
@@ -290,3 +291,26 @@ def test_a_client_that_leaves_before_it_is_told_the_scales_is_not_waited_for(
     raw, *scaled = (client_for(each).train_data.inputs[:, 0].double() for each in settings)
     ages = torch.cat([raw, *(each * scale["std"] + scale["mean"] for each in scaled)])
     assert scale["mean"] == pytest.approx(float(ages.mean()), abs=1e-3), "of all three"
+
+
+def test_the_clients_of_init_from_decide_and_not_who_comes_first(
+    config: RunConfig, watched: WatchedGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config.model_copy(update={"strategy": "pfedhn", "options": {}, "baselines": (), "rounds": 1})
+    states: list[dict[str, Any]] = []
+    listener = Listener()
+    listener.phase_done = lambda algorithm: states.append(algorithm.state())  # type: ignore[method-assign]
+    before = Session(run, watched, "before", [listener])
+    before.run()
+    write_tensors(tmp_path / "hypernetwork.safetensors", states[0], {})
+    write_json(tmp_path / "roster.json", before.roster.to_json())
+    known: list[Any] = []
+
+    def gather(self: Session, *_: int) -> None:
+        known.append(self.federation.admission.setting)
+        raise CohortError("enough")
+
+    monkeypatch.setattr(Session, "_gather", gather)
+    with pytest.raises(CohortError, match="enough"):
+        Session(run.model_copy(update={"init_from": str(tmp_path)}), watched, "next", []).run()
+    assert known[0] is not None and known[0].spec.num_classes == 10

@@ -27,3 +27,16 @@ def test_an_axis_of_percent_begins_below_all_that_is_shown() -> None:
 
 def test_colours_come_again_after_the_last() -> None:
     assert [style_of(index) for index in (0, 7, 8)] == ["s0", "s7", "s0"]
+
+
+def test_lines_below_zero_and_no_points_stay_in_the_frame() -> None:
+    def heights(*values: float) -> list[float]:
+        chart = lines("c", "t", "R2", [Series("one", list(enumerate(values, start=1)))])
+        return [
+            float(y)
+            for _, y in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", re.findall(r'd="(M[^"]*)" class="line', chart)[0])
+        ]
+
+    low, high = heights(-5.0, -4.5)
+    assert 34 <= high < low <= 188
+    assert "no points" in lines("c", "no points", "%", [Series("one")])

@@ -14,19 +14,20 @@ from hyperbloom.server.pages.embedding_map import FEWEST, MOST, flatten_by_pca, 
 
 def test_principal_components_are_those_of_scikit_learn() -> None:
     embeddings = np.random.default_rng(0).normal(size=(30, 6)) * np.arange(1, 7)
-    points, shares = flatten_by_pca(embeddings)
+    points, axes = flatten_by_pca(embeddings)
     pca = PCA(2)
     expected = pca.fit_transform(embeddings)
     np.testing.assert_allclose(np.abs(points), np.abs(expected), atol=1e-10)
-    np.testing.assert_allclose(shares, 100 * pca.explained_variance_ratio_, atol=1e-10)
+    first, second = 100 * pca.explained_variance_ratio_
+    assert axes == (f"{first:.0f} % of the variance →", f"↑ {second:.0f} %")
 
 
 def test_one_dimension_and_no_spread_are_points_too() -> None:
-    points, shares = flatten_by_pca(np.array([[1.0], [3.0]]))
+    points, axes = flatten_by_pca(np.array([[1.0], [3.0]]))
     np.testing.assert_allclose(sorted(points[:, 0]), [-1.0, 1.0])
-    assert (points[:, 1].tolist(), shares) == ([0.0, 0.0], (100.0, 0.0))
-    points, shares = flatten_by_pca(np.ones((3, 2)))
-    assert np.abs(points).max() == 0 and shares == (0.0, 0.0)
+    assert (points[:, 1].tolist(), axes) == ([0.0, 0.0], ("100 % of the variance →", "↑ 0 %"))
+    points, axes = flatten_by_pca(np.ones((3, 2)))
+    assert np.abs(points).max() == 0 and axes == ("0 % of the variance →", "↑ 0 %")
 
 
 def test_neighbours_stay_neighbours_in_tsne_the_same_every_time() -> None:

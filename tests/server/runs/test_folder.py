@@ -114,7 +114,23 @@ def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_text("")
     with pytest.raises(ConfigError) as caught:
         new_run_folder(tmp_path, "local")
-    assert str(caught.value) == f"--run-dir: expected a new or empty folder, found files in {tmp_path}"
+    assert (
+        str(caught.value) == f"--run-dir: expected a new or empty folder, found files in {tmp_path}; name another one"
+    )
+
+
+def test_files_of_a_run_that_never_began_are_taken_and_others_are_not(tmp_path: Path) -> None:
+    ours, others = tmp_path / "ours", tmp_path / "others"
+    (ours / "checkpoints").mkdir(parents=True)
+    (ours / "track-mlflow.log").touch()
+    assert new_run_folder(ours, "local", anew=True) == ours
+    (ours / "config.yaml").touch()
+    (ours / "environment.json").touch()
+    assert new_run_folder(ours, "local", anew=True) == ours
+    others.mkdir()
+    (others / "config.yaml").write_text("database: production")
+    with pytest.raises(ConfigError, match=r"^--run-dir: expected a new or empty folder, found files in .*others; name"):
+        new_run_folder(others, "local", anew=True)
 
 
 @pytest.mark.parametrize(("below", "reason"), [("", "File exists"), ("deeper", "Not a directory")])
@@ -339,3 +355,24 @@ def test_reading_leaves_the_run_as_it_is(finished: Path, tmp_path: Path) -> None
     save_file(tensors, tmp_path / "elsewhere.safetensors")
     for name in files(finished):
         assert (finished / name).read_bytes() == (tmp_path / "before" / name).read_bytes()
+
+
+def test_the_command_is_kept_without_a_trackers_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "mlflow:https://me:secret@mlflow.example"
+    monkeypatch.setattr("sys.argv", ["flower-server", "--track", where, f"--track={where}", "--set", "a:b=1"])
+    some_folder(tmp_path)
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["command"] == ["flower-server", "--track", "mlflow", "--track=mlflow", "--set", "a:b=1"]
+
+
+@pytest.mark.parametrize("row", [-1, 0, 2])
+def test_a_roster_with_a_row_too_few_is_damaged(tmp_path: Path, row: int) -> None:
+    some_folder(tmp_path).phase_done(some_strategy())
+    save_file({"x": torch.zeros(1)}, tmp_path / "hypernetwork.safetensors")
+    roster = json.loads((tmp_path / "roster.json").read_text())
+    roster["clients"][1]["row"] = row
+    (tmp_path / "roster.json").write_text(json.dumps(roster))
+    with pytest.raises(
+        ConfigError, match=r"^init_from: expected a run folder .*expected clients with the rows 0, 1, 2"
+    ):
+        read_run(tmp_path)

@@ -92,6 +92,15 @@ def test_who_is_left_out_most_comes_first() -> None:
     ]
 
 
+def test_an_evaluation_that_was_left_out_is_no_training_that_was() -> None:
+    board = Board("pfedhn", 10)
+    board.add_round(line(1, 1.0, asked=3))
+    board.add_client({"round": 1, "client": "a", "refused": "too slow"})
+    for name in ("b", "c", "d"):
+        board.add_client({"round": 1, "client": name, "refused": "not evaluated: it still works on an earlier round"})
+    assert (board.trained, board.left_out) == (2, 1)
+
+
 def test_a_client_that_keeps_a_round_waiting_is_named() -> None:
     board = Board("pfedhn", 10)
     board.add_round(line(1, 1.0, bytes_down=2_500_000, bytes_up=1_000, loss=0.5))

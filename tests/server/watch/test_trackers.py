@@ -11,6 +11,7 @@ import pytest
 import hyperbloom
 from hyperbloom.common.wire.orders import TrainResult
 from hyperbloom.server.cli import main
+from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.runs.lines import metrics_line
 from hyperbloom.server.watch import tracking
 from hyperbloom.server.watch.tracking import follow
@@ -158,6 +159,10 @@ def test_rounds_settings_and_the_selected_round_are_given(tmp_path: Path, monkey
     runs: list[FakeRun] = []
 
     def init(**begun: Any) -> FakeRun:
+        assert begun["settings"]["symlink"] is False
+        logs = begun["dir"] / "wandb" / f"offline-run-{len(runs)}" / "logs"
+        logs.mkdir(parents=True)
+        (logs / "debug-core.log").symlink_to(tmp_path / "cache")  # whatever the settings say
         runs.append(FakeRun(**begun))
         return runs[-1]
 
@@ -177,6 +182,8 @@ def test_rounds_settings_and_the_selected_round_are_given(tmp_path: Path, monkey
     ]
     assert run.summary["selected/test_mean"] == 61.0 and run.summary["folder"] == folder.as_uri()
     assert run.code == 0
+    with locked(folder):  # `--resume` takes it
+        pass
 
 
 def test_the_package_writes_a_file_for_each_strategy_without_a_network(tmp_path: Path) -> None:
