@@ -166,9 +166,15 @@ def _cell(found: list[dict[str, Any]], metric: str) -> str:
     values = [result[f"{metric}_mean"] for result in found]
     if len(values) > 1:
         return f"{statistics.fmean(values):.1f} +- {statistics.stdev(values):.1f} ({len(values)} seeds)"
+    return f"{values[0]:.1f} +- {standard_error(found[0], metric):.1f}" if found else ""
+
+
+def standard_error(result: dict[str, Any], metric: str) -> float:
+    """Return that of one run's mean over its novel clients, or over those that train, at least two."""
     share = NOVEL if metric == "novel_test" else 100 - NOVEL
-    clients = [round(result["clients"] * share / 100) for result in found]
-    return f"{values[0]:.1f} +- {found[0][f'{metric}_std'] / math.sqrt(clients[0]):.1f}" if found else ""
+    clients = round(result["clients"] * share / 100)
+    deviation: float = result[f"{metric}_std"]  # of these clients, so divided by their number and not by one less
+    return deviation / math.sqrt(clients - 1)
 
 
 def main() -> None:
