@@ -4,7 +4,7 @@ A cell is one number of a paper. Ours is the mean over seeds at the round that v
 ones), of the runs without settings of their own and with the most rounds. Its verdict compares the two means: `above`
 or `below` if they differ by more than the paper's deviation, or by two points where it gives none, else `within`. Where
 the paper gives the standard error of its mean (`spread: error`), the limit is one standard error of the difference,
-`sqrt(paper^2 + ours^2)`: ours is over seeds or, with one seed, over clients. The difference in these units stands beside
+`sqrt(paper^2 + ours^2)`: ours is over seeds or, with one seed, over clients. The difference in these units stands by
 the verdict. A cell is `reached` if it is within or above with three seeds and the paper's rounds. Where all runs have
 settings of their own (fewer steps, smaller networks, other data), or our standard error is not known, it is `not
 comparable`.
