@@ -31,6 +31,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from benchmarks.pays_sets import SETS
+from figures.pages import between, read, table_row
 from hyperbloom.common.config import make_run_config
 from hyperbloom.server.library import run as play
 from hyperbloom.server.runs.lines import read_gains
@@ -86,11 +87,6 @@ def key(line: Line) -> tuple[Any, ...]:
     return line["set"], line["rounds"], line["strategy"], line["seed"]
 
 
-def read(path: Path) -> list[Line]:
-    """Return the lines of a file of results, none if it is not there."""
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
 def over_better(lines: Iterable[Line], strategy: str) -> np.ndarray | None:
     """Return the gains over the better of `local` and `fedavg` on one set `(seeds, sites)`; None without all three."""
     runs: dict[str, dict[int, list[float]]] = defaultdict(dict)
@@ -128,8 +124,8 @@ def table(lines: Sequence[Line]) -> str:
     for rounds in sorted({line["rounds"] for line in lines}):
         some = [line for line in lines if line["rounds"] == rounds]
         parts += [f"{rounds} rounds, mean test accuracy in percent at the round that validation selected:\n"]
-        parts += [_row(["data", "seeds", *STRATEGIES, f"gain of {DEFAULT}", "by choice"])]
-        parts += [_row(["---"] * (4 + len(STRATEGIES)))]
+        parts += [table_row(["data", "seeds", *STRATEGIES, f"gain of {DEFAULT}", "by choice"])]
+        parts += [table_row(["---"] * (4 + len(STRATEGIES)))]
         for name in SETS:
             here = {
                 strategy: [x for x in some if (x["set"], x["strategy"]) == (name, strategy)] for strategy in STRATEGIES
@@ -139,10 +135,12 @@ def table(lines: Sequence[Line]) -> str:
             if seeds:
                 gain = _gain(over_better([line for runs in here.values() for line in runs], DEFAULT))
                 means = [_mean(runs, seeds) for runs in here.values()]
-                parts.append(_row([name, str(len(seeds)), *means, gain, _chosen(here[DEFAULT])]))
+                parts.append(table_row([name, str(len(seeds)), *means, gain, _chosen(here[DEFAULT])]))
         heads = ["gain over the better of local and FedAvg", "sets", "sites that lose, by choice", "without", "sites"]
-        parts += ["", _row([f"{rounds} rounds", *heads]), _row(["---"] * 6)]
-        parts += [_row([strategy, *_deciding(some, strategy)]) for strategy in STRATEGIES if strategy != "local"] + [""]
+        parts += ["", table_row([f"{rounds} rounds", *heads]), table_row(["---"] * 6)]
+        parts += [
+            table_row([strategy, *_deciding(some, strategy)]) for strategy in STRATEGIES if strategy != "local"
+        ] + [""]
     return "\n".join(parts)
 
 
@@ -201,10 +199,6 @@ def _mean(runs: Sequence[Line], seeds: set[int]) -> str:
     return f"{statistics.mean(found):.1f}{few}" if found else ""
 
 
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def sentence(lines: Sequence[Line]) -> str:
     """Return the figures that decide for the default and the smaller budget."""
     some = [line for line in lines if line["rounds"] == BUDGETS[0]]
@@ -221,8 +215,7 @@ def sentence(lines: Sequence[Line]) -> str:
 def with_results(page: str, lines: Sequence[Line]) -> str:
     """Return a page with the table, or the sentence, between its marks."""
     mark, text = (TABLE, table(lines)) if TABLE in page else (SENTENCE, sentence(lines))
-    before, _, rest = page.partition(mark)
-    return f"{before}{mark}\n\n{text}\n{END}{rest.partition(END)[2]}"
+    return between(page, text, mark, END)
 
 
 def main(words: Sequence[str] | None = None) -> None:

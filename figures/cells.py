@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from figures.odpfl import ROWS, standard_error
+from figures.pages import between, read, table_row
 from figures.paper_tables import WHOLE, PaperTable, load_table, table_names
 from hyperbloom.common.files.storage import write_bytes
 
@@ -69,11 +70,6 @@ def lines() -> Iterator[Line]:
             about = {"table": "odpfl-table1", "column": column, "method": ROWS[line["method"]]}
             ours = {"ours": line["novel_test_mean"], "error": standard_error(line, "novel_test")}
             yield {**line, **about, **ours, "val": line.get("val_mean", 0.0)}
-
-
-def read(path: Path) -> list[Line]:
-    """Return the lines of a file of results."""
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
 
 
 def by_cell(found: Iterable[Line]) -> Runs:
@@ -169,13 +165,13 @@ def _verdict(cell: Line, limit: float | None, other: bool) -> str:
 
 def page(some: Sequence[Line]) -> str:
     """Return the tables as Markdown: how many cells of each paper have which verdict, then those that were run."""
-    parts = [_row(["paper", "cells", *VERDICTS]), _row(["---"] * (2 + len(VERDICTS)))]
+    parts = [table_row(["paper", "cells", *VERDICTS]), table_row(["---"] * (2 + len(VERDICTS)))]
     for paper, prefix in SYSTEMS.items():
         for who, own in ((paper, True), (f"{paper}'s baselines", False)):
             verdicts = Counter(x["verdict"] for x in some if x["cell"].startswith(prefix) and x["own"] == own)
-            parts.append(_row([who, str(verdicts.total()), *(str(verdicts[each] or "") for each in VERDICTS)]))
-    parts += ["", _row(["cell", "paper", "ours", "seeds", "rounds", "verdict"]), _row(["---"] * 6)]
-    parts += [_row(_shown(each)) for each in some if each["ours"]]
+            parts.append(table_row([who, str(verdicts.total()), *(str(verdicts[each] or "") for each in VERDICTS)]))
+    parts += ["", table_row(["cell", "paper", "ours", "seeds", "rounds", "verdict"]), table_row(["---"] * 6)]
+    parts += [table_row(_shown(each)) for each in some if each["ours"]]
     whys = [f"* *{each['cell']}*: {each['why']}" for each in some if each["why"]]
     return "\n".join([*parts, "", *whys]).rstrip()
 
@@ -194,13 +190,9 @@ def _number(mean: float, deviation: float | None, digits: int = 2) -> str:
     return f"{mean:.{digits}f}" + (f" +- {deviation:.{digits}f}" if deviation is not None else "")
 
 
-def _row(parts: Iterable[str]) -> str:
-    return f"| {' | '.join(parts)} |"
-
-
 def rows(runs: Runs) -> str:
     """Return the README's table: methods of ours, each client alone, and one model for all."""
-    parts = [_row(["data, clients", "Hyperbloom", "each client alone", "one model for all"])]
+    parts = [table_row(["data, clients", "Hyperbloom", "each client alone", "one model for all"])]
     parts.append("|---|---:|---:|---:|")
     for what, (name, column, mine, alone, one) in README.items():
         table = load_table(name)
@@ -210,7 +202,7 @@ def rows(runs: Runs) -> str:
             if each
         }
         methods = ", ".join(f"{ours[each]} {NAMES[each]}" for each in mine)
-        parts.append(_row([what, methods, ours.get(alone, "not possible"), ours[one]]))
+        parts.append(table_row([what, methods, ours.get(alone, "not possible"), ours[one]]))
     return "\n".join(
         [
             *parts,
@@ -241,12 +233,6 @@ def sentence(some: Sequence[Line]) -> str:
     )
 
 
-def between(text: str, inner: str, begin: str = BEGIN) -> str:
-    """Return a page with what stands between its marks replaced."""
-    before, _, rest = text.partition(begin)
-    return f"{before}{begin}\n\n{inner}\n\n{END}{rest.partition(END)[2]}"
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Write the pages, or compare them with the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -254,8 +240,8 @@ def main(words: Sequence[str] | None = None) -> int:
     args, runs = parser.parse_args(words), by_cell(lines())
     some, (all_cells, readme) = cells(runs), (TOP / "docs" / "cells.md", TOP / "README.md")
     old = {path: path.read_text(encoding="utf-8") for path in (all_cells, readme)}
-    new = {all_cells: between(old[all_cells], page(some))}
-    new[readme] = between(between(old[readme], rows(runs), ROWS_BEGIN), sentence(some))
+    new = {all_cells: between(old[all_cells], page(some), BEGIN, END)}
+    new[readme] = between(between(old[readme], rows(runs), ROWS_BEGIN, END), sentence(some), BEGIN, END)
     table = TOP / "figures" / "cells.json"
     old[table] = table.read_text(encoding="utf-8") if table.exists() else ""
     new[table] = "[\n" + ",\n".join(json.dumps(each) for each in some) + "\n]\n"

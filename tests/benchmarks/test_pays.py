@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import bootstrap, ttest_1samp, ttest_ind
 
 from benchmarks import pays, pays_sets
+from figures.pages import read
 from hyperbloom.common.config import make_run_config
 
 pytestmark = pytest.mark.usefixtures("clean_process")
@@ -146,7 +147,7 @@ def test_a_run_is_measured_once_and_the_page_shows_it(tmp_path: Path) -> None:
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
     page = Path("docs/pays.md").read_text(encoding="utf-8")
-    lines = pays.read(Path("figures/pays.jsonl"))
+    lines = read(Path("figures/pays.jsonl"))
     assert pays.with_results(page, lines) == page
     readme = Path("README.md").read_text(encoding="utf-8")
     assert pays.with_results(readme, lines) == readme and "`pfedhn` is +" in readme
