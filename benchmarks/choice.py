@@ -19,9 +19,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.pays import Line, read
+from benchmarks.pays import Line
 from benchmarks.pays_sets import SETS
 from figures.hospitals import SCHEMA, write_table
+from figures.pages import read, table_row, write_between
 from hyperbloom.client.work import comparison
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import make_run_config
@@ -123,7 +124,7 @@ def table(lines: Sequence[Line]) -> str:
                 f"{100 * taken / len(every):.0f} %",
             ]
         )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(map(table_row, rows))
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -140,9 +141,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", type=Path, help="write the table into this page")
     args = parser.parse_args(words)
     if args.page:
-        before, _, rest = args.page.read_text(encoding="utf-8").partition(BEGIN)
-        text = f"{before}{BEGIN}\n\n{table(read(args.results))}\n\n{END}{rest.partition(END)[2]}"
-        args.page.write_text(text, encoding="utf-8")
+        write_between(args.page, table(read(args.results)), BEGIN, END)
         return
     args.work.mkdir(parents=True, exist_ok=True)
     names = [name for name in SETS if name.startswith(tuple(args.sets))]

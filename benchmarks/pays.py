@@ -1,8 +1,8 @@
 """Does the federation pay for its sites? Strategies with their defaults on nine data sets that are unlike each other.
 
-Nothing is tuned: only the data, the number of clients, the cohort (half of them), the rounds and the seed are set. Each
-run asks its clients for their gain over training alone (docs/pays.md). A line per run goes into `--results`; what is
-there already is not run again, and a run that was killed goes on from its last checkpoint.
+Only the data, the number of clients, the cohort (half of them), the rounds and the seed are set. Each run asks its
+clients for their gain over training alone (docs/pays.md). A line per run goes into `--results`; what is there already
+is not run again, and a run that was killed goes on from its last checkpoint.
 
     python -m benchmarks.pays --data-dir DIR                       # everything: 40 rounds first, then 200
     python -m benchmarks.pays --data-dir DIR --rounds 40 --seeds 0 --sets heart digits
@@ -13,11 +13,13 @@ there already is not run again, and a run that was killed goes on from its last 
 Two figures decide: the mean gain over the better of `local` and `fedavg` (the better one by mean test accuracy, which
 favours it), over all sets and for the default on each, with an interval over sites; and the share of sites that lose
 more than a point against training alone, where the site keeps the model that it chose by validation, and where it takes
-the federation's model of the selected round. A site counts once for each seed.
+the federation's model of the selected round. In the interval a site counts once, with its mean over seeds; in the share
+it counts once for each seed, and these share examples.
 """
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 from collections import defaultdict
@@ -26,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import bootstrap, ttest_1samp
+from scipy.stats import t as student
 
 from benchmarks.pays_sets import SETS
+from figures.pages import between, read, table_row
 from hyperbloom.common.config import make_run_config
-from hyperbloom.common.gains import RESAMPLES
 from hyperbloom.server.library import run as play
 from hyperbloom.server.runs.lines import read_gains
 
@@ -85,11 +87,6 @@ def key(line: Line) -> tuple[Any, ...]:
     return line["set"], line["rounds"], line["strategy"], line["seed"]
 
 
-def read(path: Path) -> list[Line]:
-    """Return the lines of a file of results, none if it is not there."""
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
 def over_better(lines: Iterable[Line], strategy: str) -> np.ndarray | None:
     """Return the gains over the better of `local` and `fedavg` on one set `(seeds, sites)`; None without all three."""
     runs: dict[str, dict[int, list[float]]] = defaultdict(dict)
@@ -127,8 +124,8 @@ def table(lines: Sequence[Line]) -> str:
     for rounds in sorted({line["rounds"] for line in lines}):
         some = [line for line in lines if line["rounds"] == rounds]
         parts += [f"{rounds} rounds, mean test accuracy in percent at the round that validation selected:\n"]
-        parts += [_row(["data", "seeds", *STRATEGIES, f"gain of {DEFAULT}", "by choice"])]
-        parts += [_row(["---"] * (4 + len(STRATEGIES)))]
+        parts += [table_row(["data", "seeds", *STRATEGIES, f"gain of {DEFAULT}", "by choice"])]
+        parts += [table_row(["---"] * (4 + len(STRATEGIES)))]
         for name in SETS:
             here = {
                 strategy: [x for x in some if (x["set"], x["strategy"]) == (name, strategy)] for strategy in STRATEGIES
@@ -138,10 +135,12 @@ def table(lines: Sequence[Line]) -> str:
             if seeds:
                 gain = _gain(over_better([line for runs in here.values() for line in runs], DEFAULT))
                 means = [_mean(runs, seeds) for runs in here.values()]
-                parts.append(_row([name, str(len(seeds)), *means, gain, _gain(by_choice(here[DEFAULT]))]))
+                parts.append(table_row([name, str(len(seeds)), *means, gain, _chosen(here[DEFAULT])]))
         heads = ["gain over the better of local and FedAvg", "sets", "sites that lose, by choice", "without", "sites"]
-        parts += ["", _row([f"{rounds} rounds", *heads]), _row(["---"] * 6)]
-        parts += [_row([strategy, *_deciding(some, strategy)]) for strategy in STRATEGIES if strategy != "local"] + [""]
+        parts += ["", table_row([f"{rounds} rounds", *heads]), table_row(["---"] * 6)]
+        parts += [
+            table_row([strategy, *_deciding(some, strategy)]) for strategy in STRATEGIES if strategy != "local"
+        ] + [""]
     return "\n".join(parts)
 
 
@@ -150,24 +149,47 @@ def _deciding(lines: Sequence[Line], strategy: str) -> list[str]:
     sites = [one.mean(0) for one in found if one is not None]
     if not sites:
         return [""] * 5
-
-    def mean(*sets: np.ndarray, axis: int = -1) -> np.ndarray:
-        return np.stack([each.mean(axis) for each in sets]).mean(0)
-
-    # Sites are drawn within their set, of which each weighs the same.
-    low, high = bootstrap(sites, mean, method="percentile", n_resamples=RESAMPLES, rng=0).confidence_interval
+    mean, low, high = interval(sites)
     lost = losers([line for line in lines if line["strategy"] == strategy])
     shares = [f"{lost[0]:.1f} %", f"{lost[1]:.1f} %", str(lost[2])] if lost else [""] * 3
-    return [f"{float(mean(*sites)):+.1f} ({low:+.1f} to {high:+.1f})", str(len(sites)), *shares]
+    return [_shown(mean, low, high), str(len(sites)), *shares]
+
+
+def interval(sets: Sequence[np.ndarray], level: float = 0.95) -> tuple[float, float, float]:
+    """Return the mean over sets of their means over sites, and Student's interval for it.
+
+    Sites vary within their set, and sets are fixed. A variance is estimated for each set, from few sites, so the
+    interval has the degrees of freedom of Welch and Satterthwaite. It is wider than that of a bootstrap within sets,
+    which does not reach beyond four sites. It is not defined (nan) if a set has a single site, whose variance is not
+    known, or if no site differs from the others of its set.
+    """
+    mean = float(np.mean([each.mean() for each in sets]))
+    if any(len(each) < 2 for each in sets):
+        return mean, math.nan, math.nan
+    variances = np.array([each.var(ddof=1) / len(each) for each in sets]) / len(sets) ** 2  # of each part of the mean
+    if not variances.any():
+        return mean, math.nan, math.nan
+    freedom = variances.sum() ** 2 / sum(v**2 / (len(each) - 1) for v, each in zip(variances, sets, strict=True))
+    half = float(student.ppf((1 + level) / 2, freedom) * np.sqrt(variances.sum()))
+    return mean, mean - half, mean + half
 
 
 def _gain(found: np.ndarray | None) -> str:
     """Return the mean of gains `(seeds, sites)` with Student's interval over sites, as these may be few."""
     if found is None:
         return ""
-    sites = found.mean(0)
-    low, high = ttest_1samp(sites, 0).confidence_interval()
-    return f"{sites.mean():+.1f} ({low:+.1f} to {high:+.1f})"
+    return _shown(*interval([found.mean(0)]))
+
+
+def _shown(mean: float, low: float, high: float) -> str:
+    return f"{mean:+.1f}" + ("" if math.isnan(low) else f" ({low:+.1f} to {high:+.1f})")
+
+
+def _chosen(lines: Sequence[Line]) -> str:
+    """Return the gain by choice; where every site kept training alone there is no gain to measure."""
+    asked = [line for line in lines if "gain" in line]
+    taken = any(name != "alone" for line in asked for name in line["chosen"])
+    return _gain(by_choice(asked)) if taken or not asked else "none took it"
 
 
 def _mean(runs: Sequence[Line], seeds: set[int]) -> str:
@@ -177,18 +199,15 @@ def _mean(runs: Sequence[Line], seeds: set[int]) -> str:
     return f"{statistics.mean(found):.1f}{few}" if found else ""
 
 
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def sentence(lines: Sequence[Line]) -> str:
     """Return the figures that decide for the default and the smaller budget."""
     some = [line for line in lines if line["rounds"] == BUDGETS[0]]
     gain, sets, lost, _, sites = _deciding(some, DEFAULT)
     return (
         f"With defaults and {BUDGETS[0]} rounds, `{DEFAULT}` is {gain} points ahead of the better of `local` and\n"
-        f"`fedavg`: the mean over {sets} federations, with a 95 % interval over sites. With the model that each site\n"
-        f"chose on its validation examples, {lost} of {sites} sites are more than a point behind training alone.\n"
+        f"`fedavg`: the mean over {sets} federations, with a 95 % interval over the sites of these, no others.\n"
+        "With the model that each site chose on its validation examples,\n"
+        f"{lost} of {sites} sites are more than a point behind training alone (a site counts once for each seed).\n"
         "[Does it pay](docs/pays.md#on-nine-data-sets) has every data set and strategy.\n"
     )
 
@@ -196,8 +215,7 @@ def sentence(lines: Sequence[Line]) -> str:
 def with_results(page: str, lines: Sequence[Line]) -> str:
     """Return a page with the table, or the sentence, between its marks."""
     mark, text = (TABLE, table(lines)) if TABLE in page else (SENTENCE, sentence(lines))
-    before, _, rest = page.partition(mark)
-    return f"{before}{mark}\n\n{text}\n{END}{rest.partition(END)[2]}"
+    return between(page, text, mark, END)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from figures.pages import read
 from hyperbloom.common.config import load_run_config
 from hyperbloom.common.data.texts import token_rows
 from hyperbloom.server.cli import main as flower_server
@@ -289,11 +290,6 @@ def run(
     with args.results.open("a") as file:
         file.write(json.dumps(line) + "\n")
     return line
-
-
-def read(results: Path) -> list[dict[str, Any]]:
-    """Return all lines of a file of results; none if it does not exist."""
-    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
 def run_all(args: argparse.Namespace) -> None:

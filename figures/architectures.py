@@ -40,6 +40,7 @@ from scipy.stats import ttest_1samp
 
 import figures.hafl_distillation
 import figures.networks  # noqa: F401 - both register what they have
+from figures.pages import read
 from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.config import LocalConfig, RunConfig
@@ -193,11 +194,6 @@ def study(cells: Sequence[Cell], results: Path, jobs: int) -> None:
                 file.write(json.dumps(line) + "\n")
             what = f"{line['experiment']}, {line['method']}, seed {line['seed']}, rate {line['rate']}"
             print(f"{number}/{len(left)} {what}: {mean(line):.1f} % in {line['seconds']:.0f} s", flush=True)
-
-
-def read(results: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of results."""
-    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
 def mean(line: dict[str, Any]) -> float:

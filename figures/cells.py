@@ -2,9 +2,12 @@
 
 A cell is one number of a paper. Ours is the mean over seeds at the round that validation selected (the last of equal
 ones), of the runs without settings of their own and with the most rounds. Its verdict compares the two means: `above`
-or `below` if they differ by more than the paper's deviation, or by two points where it gives none, else `within`. A
-cell is `reached` if it is within or above with three seeds and the paper's rounds. Where all runs have settings of
-their own (fewer steps, smaller networks, other data), it is `not comparable`.
+or `below` if they differ by more than the paper's deviation, or by two points where it gives none, else `within`. Where
+the paper gives the standard error of its mean (`spread: error`), the limit is one standard error of the difference,
+`sqrt(paper^2 + ours^2)`: ours is over seeds or, with one seed, over clients. The difference in these units stands by
+the verdict. A cell is `reached` if it is within or above with three seeds and the paper's rounds. Where all runs have
+settings of their own (fewer steps, smaller networks, other data), or our standard error is not known, it is `not
+comparable`.
 
     python -m figures.cells           # writes figures/cells.json, docs/cells.md, and the README's table and sentence
     python -m figures.cells --check   # exit code 1 if they are not what the results say
@@ -12,6 +15,7 @@ their own (fewer steps, smaller networks, other data), it is `not comparable`.
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections import Counter
@@ -19,7 +23,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from figures.odpfl import ROWS
+from figures.odpfl import ROWS, standard_error
+from figures.pages import between, read, table_row
 from figures.paper_tables import WHOLE, PaperTable, load_table, table_names
 from hyperbloom.common.files.storage import write_bytes
 
@@ -63,12 +68,8 @@ def lines() -> Iterator[Line]:
         if line["method"] in ROWS and line["clients"] == 100 and not line.get("search"):
             column = f"{line['data']}-{line['split'].removeprefix('dirichlet-')}"
             about = {"table": "odpfl-table1", "column": column, "method": ROWS[line["method"]]}
-            yield {**line, **about, "ours": line["novel_test_mean"], "val": line.get("val_mean", 0.0)}
-
-
-def read(path: Path) -> list[Line]:
-    """Return the lines of a file of results."""
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+            ours = {"ours": line["novel_test_mean"], "error": standard_error(line, "novel_test")}
+            yield {**line, **about, **ours, "val": line.get("val_mean", 0.0)}
 
 
 def by_cell(found: Iterable[Line]) -> Runs:
@@ -116,8 +117,12 @@ def cell(table: PaperTable, name: str, column: str, method: str, part: str, runs
         "seeds": sorted(run["seed"] for run in runs),
         "settings": settings | {"rounds of the paper": table.config(method, column).rounds},
     }
-    other = bool(stand_in or _own(table, settings.get("set", ())))
-    return result | {"verdict": _verdict(result, other), "why": row.why.get(column, "")}
+    limit, other = paper.deviation, bool(stand_in or _own(table, settings.get("set", ())))
+    if table.spread == "error" and runs and limit is not None:
+        error = _error(runs)
+        other, limit = other or error is None, math.hypot(limit, error or 0.0)
+        result["standard errors"] = round((statistics.fmean(ours) - paper.mean) / limit, 1) + 0.0  # no -0.0
+    return result | {"verdict": _verdict(result, limit, other), "why": row.why.get(column, "")}
 
 
 def counted(table: PaperTable, runs: Sequence[Line]) -> list[Line]:
@@ -135,15 +140,21 @@ def _deviation(values: Sequence[float]) -> float | None:
     return round(statistics.stdev(values), 2) if len(values) > 1 else None
 
 
-def _verdict(cell: Line, other: bool) -> str:
+def _error(runs: Sequence[Line]) -> float | None:
+    """Return the standard error of our mean: over seeds, or of one seed over its clients where that is recorded."""
+    values = [run["ours"] for run in runs]
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else runs[0].get("error")
+
+
+def _verdict(cell: Line, limit: float | None, other: bool) -> str:
     settings = cell["settings"]
     if cell["ours"] is None:
         return "not run"
     if other:
         return "not comparable"
-    (paper, deviation), (ours, _) = cell["paper"], cell["ours"]
+    (paper, _), (ours, _) = cell["paper"], cell["ours"]
     word = "above" if ours > paper else "below"
-    if abs(ours - paper) <= (TOLERANCE if deviation is None else deviation):
+    if abs(ours - paper) <= (TOLERANCE if limit is None else limit):
         word = "within"
     whole = len(cell["seeds"]) >= SEEDS and settings["rounds"] >= settings["rounds of the paper"]
     return "reached" if whole and word != "below" else word
@@ -154,13 +165,13 @@ def _verdict(cell: Line, other: bool) -> str:
 
 def page(some: Sequence[Line]) -> str:
     """Return the tables as Markdown: how many cells of each paper have which verdict, then those that were run."""
-    parts = [_row(["paper", "cells", *VERDICTS]), _row(["---"] * (2 + len(VERDICTS)))]
+    parts = [table_row(["paper", "cells", *VERDICTS]), table_row(["---"] * (2 + len(VERDICTS)))]
     for paper, prefix in SYSTEMS.items():
         for who, own in ((paper, True), (f"{paper}'s baselines", False)):
             verdicts = Counter(x["verdict"] for x in some if x["cell"].startswith(prefix) and x["own"] == own)
-            parts.append(_row([who, str(verdicts.total()), *(str(verdicts[each] or "") for each in VERDICTS)]))
-    parts += ["", _row(["cell", "paper", "ours", "seeds", "rounds", "verdict"]), _row(["---"] * 6)]
-    parts += [_row(_shown(each)) for each in some if each["ours"]]
+            parts.append(table_row([who, str(verdicts.total()), *(str(verdicts[each] or "") for each in VERDICTS)]))
+    parts += ["", table_row(["cell", "paper", "ours", "seeds", "rounds", "verdict"]), table_row(["---"] * 6)]
+    parts += [table_row(_shown(each)) for each in some if each["ours"]]
     whys = [f"* *{each['cell']}*: {each['why']}" for each in some if each["why"]]
     return "\n".join([*parts, "", *whys]).rstrip()
 
@@ -171,34 +182,41 @@ def _shown(cell: Line) -> list[str]:
     if settings["set"]:
         rounds += f" ({', '.join(settings['set'])})"
     numbers = [_number(*cell["paper"]), _number(*cell["ours"])]
-    return [cell["cell"], *numbers, str(len(cell["seeds"])), rounds, cell["verdict"]]
+    away = f" ({cell['standard errors']:+.1f} standard errors)" if "standard errors" in cell else ""
+    return [cell["cell"], *numbers, str(len(cell["seeds"])), rounds, cell["verdict"] + away]
 
 
 def _number(mean: float, deviation: float | None, digits: int = 2) -> str:
     return f"{mean:.{digits}f}" + (f" +- {deviation:.{digits}f}" if deviation is not None else "")
 
 
-def _row(parts: Iterable[str]) -> str:
-    return f"| {' | '.join(parts)} |"
-
-
 def rows(runs: Runs) -> str:
     """Return the README's table: methods of ours, each client alone, and one model for all."""
-    parts = [_row(["data, clients", "Hyperbloom", "each client alone", "one model for all"])]
+    parts = [table_row(["data, clients", "Hyperbloom", "each client alone", "one model for all"])]
     parts.append("|---|---:|---:|---:|")
     for what, (name, column, mine, alone, one) in README.items():
         table = load_table(name)
-        ours = {each: _mean(counted(table, runs[name, column, each])) for each in (*mine, alone, one) if each}
+        ours = {
+            each: _mean(counted(table, runs[name, column, each]), table.config(each, column).rounds)
+            for each in (*mine, alone, one)
+            if each
+        }
         methods = ", ".join(f"{ours[each]} {NAMES[each]}" for each in mine)
-        parts.append(_row([what, methods, ours.get(alone, "not possible"), ours[one]]))
+        parts.append(table_row([what, methods, ours.get(alone, "not possible"), ours[one]]))
     return "\n".join(
-        [*parts, "", f"Means of {SEEDS} seeds with their deviation, unless a cell names another number of seeds."]
+        [
+            *parts,
+            "",
+            f"Means of {SEEDS} seeds with their deviation and the paper's rounds, unless a cell says otherwise.",
+        ]
     )
 
 
-def _mean(runs: Sequence[Line]) -> str:
-    values = [run["ours"] for run in runs]
-    few = f" ({len(values)} seed{'s' if len(values) > 1 else ''})" if len(values) != SEEDS else ""
+def _mean(runs: Sequence[Line], of_paper: int) -> str:
+    values, rounds = [run["ours"] for run in runs], runs[0]["rounds"]
+    remarks = [f"{len(values)} seed{'s' if len(values) > 1 else ''}"] if len(values) != SEEDS else []
+    remarks += [f"{rounds:,} of {of_paper:,} rounds"] if rounds < of_paper else []
+    few = f" ({', '.join(remarks)})" if remarks else ""
     return _number(statistics.fmean(values), _deviation(values), 1) + few
 
 
@@ -207,18 +225,12 @@ def sentence(some: Sequence[Line]) -> str:
     own = Counter(each["verdict"] for each in some if each["own"])
     run = own.total() - own["not run"] - own["not comparable"]
     close = own["within"] + own["above"]
-    more = f"{close} more are within the paper's deviation or above it with fewer seeds or rounds, " if close else ""
+    more = f"{close} more are within or above with fewer seeds or rounds, " if close else ""
     return (
         f"Of {own.total()} figures that the papers' tables have for their own methods, {run} were run at a scale that "
-        f"can be compared:\n{own['reached']} are reached with three seeds, {more}and {own['below']} are below the "
-        "paper's deviation\n([every cell](docs/cells.md))."
+        f"can be compared:\n{own['reached']} are reached with three seeds, {more}and {own['below']} are below\n"
+        "([every cell, and what these words mean](docs/cells.md))."
     )
-
-
-def between(text: str, inner: str, begin: str = BEGIN) -> str:
-    """Return a page with what stands between its marks replaced."""
-    before, _, rest = text.partition(begin)
-    return f"{before}{begin}\n\n{inner}\n\n{END}{rest.partition(END)[2]}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -228,8 +240,8 @@ def main(words: Sequence[str] | None = None) -> int:
     args, runs = parser.parse_args(words), by_cell(lines())
     some, (all_cells, readme) = cells(runs), (TOP / "docs" / "cells.md", TOP / "README.md")
     old = {path: path.read_text(encoding="utf-8") for path in (all_cells, readme)}
-    new = {all_cells: between(old[all_cells], page(some))}
-    new[readme] = between(between(old[readme], rows(runs), ROWS_BEGIN), sentence(some))
+    new = {all_cells: between(old[all_cells], page(some), BEGIN, END)}
+    new[readme] = between(between(old[readme], rows(runs), ROWS_BEGIN, END), sentence(some), BEGIN, END)
     table = TOP / "figures" / "cells.json"
     old[table] = table.read_text(encoding="utf-8") if table.exists() else ""
     new[table] = "[\n" + ",\n".join(json.dumps(each) for each in some) + "\n]\n"

@@ -62,7 +62,7 @@ def distil(
     """Return a fresh network of the client's own architecture, trained on its examples and the teacher's logits.
 
     The teacher's norms are settled, and its weights do not change. The seed decides the first weights and the batches.
-    The rate falls to zero as a cosine, as the paper anneals it.
+    The rate falls from that of the settings to zero as a cosine, as the paper anneals it.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -113,7 +113,7 @@ class HAFLDistillation(FedAvg):
     def recipe(self, number: int) -> Recipe:
         """Distil the shared network before an evaluation."""
         local = self.config.local
-        distillation = Refinement(self.options.epochs, local.mean_rate, local.batch_size, "student")
+        distillation = Refinement(self.options.epochs, local.learning_rate, local.batch_size, "student")
         return replace(super().recipe(number), refinement=distillation)
 
 

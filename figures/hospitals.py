@@ -26,6 +26,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
+from figures.pages import read
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.data import table as tables
@@ -124,11 +125,6 @@ def _fits(hospitals: Sequence[Sequence[Part]], name: str) -> Iterator[list[tuple
                 model = LogisticRegression(C=penalty, max_iter=5000).fit(*train)
                 found += [(model.predict_proba(p[1][0])[:, 1], model.predict_proba(p[2][0])[:, 1]) for p in group]
             yield found
-
-
-def read(path: Path) -> list[Line]:
-    """Return the lines of a file of results, none if it is not there."""
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def table(lines: Sequence[Line]) -> str:

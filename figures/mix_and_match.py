@@ -108,7 +108,7 @@ def mix_and_match(folder: Path, config: RunConfig, root: Path | None) -> Mixed:
         tensors = _last_state(folder)
     strategy.check_start(tensors)
     Admission(config, strategy, tensors).begin(roster, len(roster))
-    written = [weights.layout.views(weights.values) for weights in strategy.weights(clients)]
+    written = [weights.layout.views(weights.values) for weights in strategy.personal(clients)]
     spec = strategy.setting.spec
     own = [head_layout(spec).views(head) for head in heads] if kept else written
     module, rows = build(spec).eval(), []

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from figures.pages import read, table_row, write_between
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.newcomers import SHARES
 from hyperbloom.server.library import run as play
@@ -65,16 +66,11 @@ def measure(study: str, clients: int, method: str, seed: int) -> Line:
     return line
 
 
-def read(path: Path) -> list[Line]:
-    """Return the lines of a file of results, none if it is not there."""
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
 def table(lines: Sequence[Line]) -> str:
     """Return test accuracies of novel clients as Markdown: means over the seeds that all methods of a row have."""
     heads = ["data", "clients that train", "seeds", "start"]
     heads += ["for all", "written", "chosen", "shares chosen", "FedAvg", "those who train"]
-    rows = [_row(heads), _row(["---"] * len(heads))]
+    rows = [table_row(heads), table_row(["---"] * len(heads))]
     runs: dict[tuple[str, int, str], dict[int, Line]] = defaultdict(dict)
     for line in lines:
         runs[line["study"], line["clients"], line["method"]][line["seed"]] = line
@@ -92,22 +88,12 @@ def table(lines: Sequence[Line]) -> str:
                     cells.append(", ".join(f"{line['share']:g}" for line in some))
                     cells.append(_mean([average[seed]["novel_test_mean"] for seed in seeds]))
                     cells.append(_mean([line["test_mean"] for line in some]))
-                    rows.append(_row(cells))
+                    rows.append(table_row(cells))
     return "\n".join(rows) + "\n"
 
 
 def _mean(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.1f}"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def with_table(page: str, lines: Sequence[Line]) -> str:
-    """Return a page with the table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{table(lines)}\n{END}{rest.partition(END)[2]}"
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -122,7 +108,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", type=Path, help="write the table into this page")
     args = parser.parse_args(words)
     if args.page:
-        args.page.write_text(with_table(args.page.read_text(encoding="utf-8"), read(args.results)), encoding="utf-8")
+        write_between(args.page, table(read(args.results)), BEGIN, END)
         return
     if not args.table:
         for seed in args.seeds:

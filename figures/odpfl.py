@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from figures.pages import read, write_between
 from figures.paper_tables import load_table
 from hyperbloom.common.config import load_run_config
 from hyperbloom.server.cli import main as flower_server
@@ -166,9 +167,16 @@ def _cell(found: list[dict[str, Any]], metric: str) -> str:
     values = [result[f"{metric}_mean"] for result in found]
     if len(values) > 1:
         return f"{statistics.fmean(values):.1f} +- {statistics.stdev(values):.1f} ({len(values)} seeds)"
+    error = standard_error(found[0], metric) if found else None
+    return (f"{values[0]:.1f}" if found else "") + ("" if error is None else f" +- {error:.1f}")
+
+
+def standard_error(result: dict[str, Any], metric: str) -> float | None:
+    """Return that of one run's mean over its novel clients, or over those that train; None of a single client."""
     share = NOVEL if metric == "novel_test" else 100 - NOVEL
-    clients = [round(result["clients"] * share / 100) for result in found]
-    return f"{values[0]:.1f} +- {found[0][f'{metric}_std'] / math.sqrt(clients[0]):.1f}" if found else ""
+    clients = round(result["clients"] * share / 100)
+    deviation: float = result[f"{metric}_std"]  # of these clients, so divided by their number and not by one less
+    return deviation / math.sqrt(clients - 1) if clients > 1 else None
 
 
 def main() -> None:
@@ -189,14 +197,12 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the results there are; run nothing")
     parser.add_argument("--page", type=Path, help="write them into this page")
     args = parser.parse_args()
-    results = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
+    results = read(args.results)
     if args.table:
         print(tables(results))
         return
     if args.page:
-        before, _, rest = args.page.read_text(encoding="utf-8").partition(BEGIN)
-        text = f"{before}{BEGIN}\n\n{tables(results)}\n\n{END}{rest.partition(END)[2]}"
-        args.page.write_text(text, encoding="utf-8")
+        write_between(args.page, tables(results), BEGIN, END)
         return
     done = {key_of(result) for result in results}
     wanted = [name for name in METHODS if name in args.methods.split(",")]  # pfedhn comes before those that use it

@@ -111,7 +111,10 @@ class Study:
         return 100 * evaluate(self.module, test).values[0]
 
     def line(self, figure: str, values: Sequence[float], **more: Any) -> dict[str, Any]:
-        """Return a line of results: mean and its standard error over the novel clients, of each client's mean."""
+        """Return a line of results: mean and its standard error over the novel clients, of each client's mean.
+
+        Of one client there is no standard error.
+        """
         config = self.trained.config
         return {
             "figure": figure,
@@ -120,7 +123,7 @@ class Study:
             "round": self.trained.selection.round,
             **more,
             "accuracy": round(statistics.fmean(values), 2),
-            "sem": round(statistics.stdev(values) / len(values) ** 0.5, 2),
+            "sem": round(statistics.stdev(values) / len(values) ** 0.5, 2) if len(values) > 1 else None,
         }
 
 
@@ -324,7 +327,7 @@ def draw_shift(results: Sequence[Mapping[str, Any]], axes: Sequence[Any]) -> Non
 
 
 def _curve(axis: Any, results: Sequence[Mapping[str, Any]], x: str, label: str) -> None:
-    y, error = ([result[key] for result in results] for key in ("accuracy", "sem"))
+    y, error = [result["accuracy"] for result in results], [result["sem"] or 0.0 for result in results]
     axis.errorbar([result[x] for result in results], y, error, marker=".", capsize=2, label=label)
     axis.set_ylabel("accuracy of novel clients, percent")
     axis.grid(alpha=0.3)

@@ -7,6 +7,7 @@ A table is a YAML file in `figures/papers/`:
     run                             keys of a run that all columns share
     metric                          our number (default: test_mean)
     searched                        keys whose values the paper searched: a run with any value can be compared
+    spread                          what the second number of a pair is: deviation (default), or error: of the mean
     differs                         our departures from the paper's settings, one line each
     columns.NAME                    title, run (overrides the table's), differs, and where they apply
         first                       run of others that comes first (overrides the method's), see `after_first`
@@ -25,7 +26,7 @@ A table is a YAML file in `figures/papers/`:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -111,6 +112,7 @@ class PaperTable(Section):
     run: dict[str, Any] = Field({})
     metric: str = "test_mean"
     searched: tuple[str, ...] = ()
+    spread: Literal["deviation", "error"] = "deviation"
     differs: tuple[str, ...] = ()
     columns: dict[str, Column]
     methods: dict[str, Method]

@@ -9,14 +9,15 @@ run is used as it is and nothing is learned, so that one run serves all three.
 * `pfl-ensemble`: the mean of all models' logits. All models travel to each novel client, as for `pfl-sampled`.
 * `pfl-nearest`: the model of the client with the smallest A-distance, `2 (1 - 2 err)` with err the error of a
   classifier that tells the two clients' examples apart (Ben-David et al., Analysis of Representations for Domain
-  Adaptation, NeurIPS 2006).
+  Adaptation, NeurIPS 2006). Both clients count alike, however many examples they have: err is the mean of the error
+  rates on the examples of either.
 
 The distance needs no example of another client. All clients pass their inputs through one network, which the
 hypernetwork generates for the mean embedding. Each sends the mean and covariance of the last layer's inputs over its
 training inputs. From two of these, the server computes the best linear classifier for normal distributions of equal
 covariance (Fisher's discriminant). Both clients report its error on their validation inputs. The server thus learns
 F + F^2 numbers for F features (84 for LeNet), which reveal much about a client's classes. A client receives classifiers
-made of its own and other clients' moments, without names.
+made of its own and other clients' moments, without names. A client can make itself near by a false error rate.
 """
 
 from abc import abstractmethod
@@ -58,6 +59,10 @@ def discriminant(one: Tensor, other: Tensor) -> Tensor:
 
 def a_distance(error: float) -> float:
     """Return `2 |1 - 2 err|`: 2 if the classifier separates the clients, 0 if it cannot.
+
+    Args:
+        error: the mean of the error rates on either client's examples. One alone would not do: a classifier that says
+            the same of all examples is never wrong on one side.
 
     The paper has no absolute value, but a classifier that is mostly wrong separates the clients, too.
     """
@@ -101,9 +106,9 @@ class _PFL(PFedHN):
         return [client for _, client in sorted(self.clients.items()) if not self.config.is_novel(client.row)]
 
     def models(self) -> dict[str, Tensor]:
-        """Return the weights `(P,)` of all training clients, by name."""
+        """Return the weights `(P,)` that all training clients use, by name."""
         trained = self.trained()
-        return {c.client_id: weights.values for c, weights in zip(trained, self.weights(trained), strict=True)}
+        return {c.client_id: weights.values for c, weights in zip(trained, self.personal(trained), strict=True)}
 
 
 class _Many(_PFL):
@@ -177,9 +182,7 @@ class PFLNearest(_PFL):
         of_theirs = yield from self._errors(turn, theirs, ours, -1, network, pairs)
         distances: dict[str, dict[str, float]] = {}
         for one, other in (pair for pair in pairs if pair in of_ours and pair in of_theirs):
-            # Take the larger of both sides, so that no client can make itself near by its report.
-            errors = (of_ours[one, other], of_theirs[one, other])
-            distances.setdefault(one, {})[other] = max(map(a_distance, errors))
+            distances.setdefault(one, {})[other] = a_distance((of_ours[one, other] + of_theirs[one, other]) / 2)
         self.distances = distances
         models, (size,) = self.models(), self.config.sizes
         layout = self.setting.layouts[size]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from figures.cells import read
+from figures.pages import read
 from figures.paper_tables import PaperTable, load_table
 from figures.reproduce import mean_of_part, slug
 from hyperbloom.common.config import load_run_config, read_yaml
@@ -91,7 +91,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("folders", type=Path, nargs="+", help="--out of figures.reproduce")
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args(words)
-    before = read(args.results) if args.results.exists() else []
+    before = read(args.results)
     new = [line for folder in args.folders for line in lines_of(folder)]
     text = "".join(json.dumps(line) + "\n" for line in merged(before, new))
     write_bytes(args.results, text.encode())

@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.pays_sets import SETS
+from figures.pages import read, table_row, write_between
 from hyperbloom.common.config import make_run_config
 from hyperbloom.server.library import run as play
 from hyperbloom.strategies import pfedhn
@@ -95,11 +96,6 @@ def variants(name: str, seed: int, rounds: int = ROUNDS) -> list[str]:
     return [variant for variant in VARIANTS if variant != AS_WRITTEN or name not in UNCHANGED]
 
 
-def read(path: Path) -> list[Line]:
-    """Return the lines of a file of results, none if it is not there."""
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
 def table(lines: Sequence[Line]) -> str:
     """Return means over seeds as Markdown: what training starts at, rates, whether `r` falls; a row for each set.
 
@@ -107,7 +103,7 @@ def table(lines: Sequence[Line]) -> str:
     """
     parts = list[str]()
     for columns in (STARTS, RATES, NEARNESS):
-        parts += ["", _row(["data", "rounds", "seeds", *columns]), _row(["---"] * (3 + len(columns)))]
+        parts += ["", table_row(["data", "rounds", "seeds", *columns]), table_row(["---"] * (3 + len(columns)))]
         for rounds, name in itertools.product(sorted({line["rounds"] for line in lines}), SMALL + SCANS + LARGE):
             here = [line for line in lines if (line["set"], line["rounds"]) == (name, rounds)]
             runs = {each: {x["seed"]: x["selected"] for x in here if x["variant"] == each} for each in columns}
@@ -116,12 +112,8 @@ def table(lines: Sequence[Line]) -> str:
             if len(some := [each for each in runs.values() if each]) > 1:
                 seeds = set.intersection(*map(set, some))
                 means = (f"{statistics.fmean(run[seed] for seed in seeds):.1f}" if run else "" for run in runs.values())
-                parts.append(_row([name, str(rounds), str(len(seeds)), *means]))
+                parts.append(table_row([name, str(rounds), str(len(seeds)), *means]))
     return "\n".join(parts[1:])
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -137,10 +129,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", type=Path, help="write the table into this page")
     args = parser.parse_args(words)
     if args.page:
-        before, _, rest = args.page.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        text = f"{before}{BEGIN}\n\n{table(read(args.results))}\n\n{END}{after}"
-        args.page.write_text(text, encoding="utf-8")
+        write_between(args.page, table(read(args.results)), BEGIN, END)
         return
     args.work.mkdir(parents=True, exist_ok=True)
     done = {(line["set"], line["variant"], line["rounds"], line["seed"]) for line in read(args.results)}

@@ -196,9 +196,10 @@ class GHN(_GraphStrategy):
     sums: ClassVar[bool] = True
 
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
-        """Refuse, with secure aggregation, a client that does not name its parts: a sum must have several owners."""
-        if self.config.secure_aggregation and about.types == _ALL and about.graph is None:
-            raise RefusedError("secure aggregation sums parts that several clients have; join with --disclose types")
+        """Refuse a client that does not name its parts where masks or noise hide which of them it has changed."""
+        hidden = self.config.secure_aggregation or self.config.privacy.where == "client"
+        if hidden and about.types == _ALL and about.graph is None:
+            raise RefusedError("masks or noise hide which parts a client has trained; join with --disclose types")
         super().serves(about, others)
 
     def recipe(self, number: int) -> Recipe:

@@ -9,8 +9,8 @@ https://arxiv.org/abs/2103.04628.
     server:    (d theta_i / d[phi, v_i])^T (-delta_i)   is the gradient for its persistent optimiser
 
 Departures: a round may have a cohort (`options.update` decides how its replies are applied); the paper has one client
-per round. Unless `options.start=hypernetwork`, h writes deviations from one network w. They are zero at first. w is
-averaged as in FedAvg, where an absent client counts as one whose weights did not change:
+per round. Unless `options.start=hypernetwork`, h writes deviations from one network w. They are zero at first. w moves
+by the mean change, in which all clients count alike, and an absent one as one whose weights did not change:
 
     theta_i = w + h(v_i; phi)
     server:   w <- w + s with s = 1/n sum_i delta_i, n the number of clients; phi and v_i learn from delta_i - s

@@ -2,7 +2,7 @@
 
 Shamsian et al., ICML 2021, https://arxiv.org/abs/2103.04628, algorithm 1. The paper writes the update with
 `delta = trained - sent` and a minus sign, which would ascend. The authors' code passes `sent - trained` to the
-optimiser as the gradient of the generated weights, and so do we: it is the gradient of `1/2 |trained - h(v)|^2`.
+optimiser as the gradient of the generated weights `h(v)`. So do we, also where training did not begin at `h(v)`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import bootstrap, ttest_1samp, ttest_ind
 
 from benchmarks import pays, pays_sets
+from figures.pages import read
 from hyperbloom.common.config import make_run_config
 
 pytestmark = pytest.mark.usefixtures("clean_process")
@@ -38,11 +40,45 @@ def test_sites_that_lose_are_those_behind_training_alone_by_more_than_a_point() 
 
 def test_the_gain_by_choice_is_of_the_sites_that_were_asked() -> None:
     """By hand: the sites' means are 1, 2, 3, as above."""
-    more = {"alone": [70.0] * 3}
+    more = {"alone": [70.0] * 3, "chosen": ["alone", "personal", "personal"]}
     asked = [line("pfedhn", [70.0] * 3, seed, gain=gain, **more) for seed, gain in enumerate(([0, 2, 3], [2, 2, 3]))]
     lines = [line(name, [70.0] * 3, seed) for name in ("local", "fedavg") for seed in range(2)]
-    assert "| +0.0 (+0.0 to +0.0) | +2.0 (-0.5 to +4.5) |" in pays.table([*lines, *asked])
+    assert "| +0.0 | +2.0 (-0.5 to +4.5) |" in pays.table([*lines, *asked])  # no interval where no site differs
     assert pays.by_choice(lines) is None
+
+
+def test_where_every_site_kept_training_alone_no_gain_is_shown() -> None:
+    alone = line("pfedhn", [70.0] * 2, gain=[0.0] * 2, alone=[70.0] * 2, chosen=["alone"] * 2)
+    assert "| none took it |" in pays.table([line("local", [70.0] * 2), line("fedavg", [60.0] * 2), alone])
+
+
+def test_the_interval_is_welchs_of_the_mean_over_sets() -> None:
+    """Scipy's interval is for a difference of two means: of one set and the other's negative, twice the mean."""
+    one, other = np.array([1.0, 2.0, 6.0]), np.array([0.0, 0.5, -0.5, 1.0, 0.2])
+    expected = ttest_ind(one, -other, equal_var=False).confidence_interval()
+    found = pays.interval([one, other])
+    assert found == pytest.approx([(one.mean() + other.mean()) / 2, expected.low / 2, expected.high / 2])
+    assert pays.interval([one])[1:] == pytest.approx(tuple(ttest_1samp(one, 0).confidence_interval()))
+    for unknown in ([one, other[:1]], [one[:1].repeat(3), other[:1].repeat(4)]):
+        assert np.isnan(pays.interval(unknown)[1:]).all()
+    assert pays._shown(*pays.interval([one, other[:1]])) == "+1.5"
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    """Sets of as many sites, and as unlike each other, as those of the page; a bootstrap is too short for these."""
+    rng, rounds = np.random.default_rng(0), 2000
+    shapes = [(4, 3.5), (6, 1.5), (10, 0.7), (4, 4.0), (10, 0.6)]
+    held, resampled = 0, 0
+    for number in range(rounds):
+        sets = [rng.normal(0, deviation, sites) for sites, deviation in shapes]
+        _, low, high = pays.interval(sets)
+        held += low <= 0 <= high
+        if number < 200:
+            statistic = lambda *some, axis=-1: sum(each.mean(axis) for each in some)  # noqa: E731
+            some = bootstrap(sets, statistic, method="percentile", n_resamples=500, rng=number).confidence_interval
+            resampled += some.low <= 0 <= some.high
+    assert 0.94 <= held / rounds <= 0.97
+    assert resampled / 200 < 0.92
 
 
 def test_every_set_weighs_the_same_in_the_mean_gain() -> None:
@@ -111,7 +147,7 @@ def test_a_run_is_measured_once_and_the_page_shows_it(tmp_path: Path) -> None:
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
     page = Path("docs/pays.md").read_text(encoding="utf-8")
-    lines = pays.read(Path("figures/pays.jsonl"))
+    lines = read(Path("figures/pays.jsonl"))
     assert pays.with_results(page, lines) == page
     readme = Path("README.md").read_text(encoding="utf-8")
     assert pays.with_results(readme, lines) == readme and "`pfedhn` is +" in readme
@@ -119,7 +155,7 @@ def test_the_page_shows_the_results_that_are_kept() -> None:
     for name in pays_sets.SETS:
         found = pays.over_better([line for line in lines if (line["set"], line["rounds"]) == (name, 40)], pays.DEFAULT)
         assert found is not None
-        bounds = pays.ttest_1samp(found.mean(0), 0).confidence_interval()
+        bounds = ttest_1samp(found.mean(0), 0).confidence_interval()
         ahead += [name] if float(bounds.low) > 0 else []
         behind += [name] if float(bounds.high) < 0 else []
     said = f"on {len(ahead)} of {len(pays_sets.SETS)} data sets and behind on {len(behind)} of them"

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from figures.adapters import chosen, main, read, table
+from figures.adapters import chosen, main, table
+from figures.pages import read
 
 
 def line(method: str, rate: float, seed: int, val: float, test: float, **more: object) -> dict[str, object]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_rel
 
-from figures.architectures import paired, passes_table, read, table
+from figures.architectures import paired, passes_table, table
+from figures.pages import read
 
 ROOT = Path(__file__).resolve().parents[2]
 

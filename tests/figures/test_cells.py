@@ -54,7 +54,7 @@ def test_a_run_with_a_value_that_the_paper_searched_can_be_compared() -> None:
     about = {"table": "odpfl-table1", "column": "cifar10-10", "method": "ODPFL-HN", "seed": 0}
     runs = [
         {**about, "rounds": 150, "ours": 50.0, "set": [], "val": 67.0},
-        {**about, "rounds": 500, "ours": 68.0, "set": ["local.learning_rate=0.01"], "val": 66.0},
+        {**about, "rounds": 500, "ours": 68.0, "error": 1.0, "set": ["local.learning_rate=0.01"], "val": 66.0},
         {**about, "rounds": 500, "ours": 69.0, "set": ["local.learning_rate=0.05"], "val": 65.0},
         {**about, "rounds": 500, "ours": 90.0, "set": ["local.learning_rate=0.01", "local.momentum=0.5"], "val": 88.0},
     ]
@@ -64,6 +64,25 @@ def test_a_run_with_a_value_that_the_paper_searched_can_be_compared() -> None:
         ]
         assert (found["ours"], found["verdict"]) == ([68.0, None], "within")
         assert found["settings"]["set"] == ["local.learning_rate=0.01"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "error", "expected", "away"),
+    [
+        ([61.0], 1.0, "below", -1.3),  # the paper has 62.9 +- 1.0, so one standard error of the difference is 1.41
+        ([61.0], 2.0, "within", -0.8),
+        ([61.0, 64.0, 58.0], 9.0, "reached", -0.9),  # over seeds: 3 over the root of three
+        ([61.0], None, "not comparable", -1.9),
+    ],
+)
+def test_where_the_paper_gives_standard_errors_both_sides_count(
+    ours: list[float], error: float | None, expected: str, away: float
+) -> None:
+    about = {"rounds": 500, "val": 0.0, "set": [], "error": error}
+    runs = [{**about, "seed": seed, "ours": each} for seed, each in enumerate(ours)]
+    found = cell(load_table("odpfl-table1"), "odpfl-table1", "cifar10-1", "ODPFL-HN", WHOLE, runs)
+    assert (found["verdict"], found["standard errors"]) == (expected, away)
+    assert f"{expected} ({away:+.1f} standard errors) |" in page([found])
 
 
 def test_a_part_of_the_clients_has_a_cell_of_its_own() -> None:
@@ -80,7 +99,8 @@ def test_the_pages_say_what_the_results_say() -> None:
 
 def test_the_readmes_table_has_the_runs_that_count() -> None:
     def run(table: str, column: str, method: str, *ours: float) -> list[dict[str, Any]]:
-        about = {"table": table, "column": column, "method": method, "rounds": 9, "val": 0.0, "set": []}
+        rounds = load_table(table).config(method, column).rounds
+        about = {"table": table, "column": column, "method": method, "rounds": rounds, "val": 0.0, "set": []}
         return [{**about, "seed": seed, "ours": each} for seed, each in enumerate(ours)]
 
     methods = {
@@ -92,9 +112,10 @@ def test_the_readmes_table_has_the_runs_that_count() -> None:
     runs = [one for (table, column), names in methods.items() for name in names for one in run(table, column, name, 70)]
     runs += run("pfedhn-table1", "cifar10-50", "pFedHN", 80.0, 81.0, 82.0)
     runs += run("pfedhn-table1", "cifar10-50", "pFedHN-PC", 0.0, 72.0)[1:]
+    runs = [one | ({"rounds": 15} if one["method"] == "Local" else {}) for one in runs]
     runs += [{**one, "rounds": 8} for one in run("pfedhn-table1", "cifar10-50", "pFedHN", 10.0)]
     text = rows(by_cell(runs))
     ours = "81.0 +- 1.0 `pfedhn`, 71.0 +- 1.4 (2 seeds) `pfedhn-pc`"
-    first = f"| CIFAR-10, 50 clients of two classes | {ours} | 70.0 (1 seed) | 70.0 (1 seed) |"
+    first = f"| CIFAR-10, 50 clients of two classes | {ours} | 70.0 (1 seed, 15 of 40 rounds) | 70.0 (1 seed) |"
     assert text.splitlines()[2] == first
     assert "| 70.0 (1 seed) `odpfl` | not possible | 70.0 (1 seed) |" in text

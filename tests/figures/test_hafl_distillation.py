@@ -13,14 +13,17 @@ from torch import Tensor, nn
 
 from figures.hafl_distillation import distance, distil
 from hyperbloom.client.settings import ClientSettings
+from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 from hyperbloom.common.wire.orders import EvaluateOrder, Refinement
 from hyperbloom.common.wire.weights import Weights
+from hyperbloom.strategies import make_algorithm
 from tests.client.conftest import SHARE
 from tests.client.orders import Worker, change, evaluate_order
+from tests.strategies.conftest import digits_config
 
 TEACHER = ModelSpec("mlp", "S", (1, 8, 8), 10)
 STUDENT = ModelSpec("plain-4", "S", (1, 8, 8), 10)
@@ -102,6 +105,14 @@ def test_a_client_scores_the_student_of_the_shared_network(tmp_path: Path) -> No
     scores = worker.answer(order())
     assert scores == worker.answer(order())
     assert scores.test.loss != pytest.approx(worker.answer(order(refinement=None)).test.loss, rel=1e-2)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_the_student_begins_at_the_rate_at_which_the_teacher_begins(schedule: str) -> None:
+    """Its own annealing halves the mean, so a rate that is a mean already would be halved twice."""
+    local = LocalConfig(learning_rate=0.05, schedule=schedule)  # type: ignore[arg-type]
+    run = digits_config(strategy="hafl-distillation", options={"epochs": 4}, models=("plain-4",), local=local)
+    assert make_algorithm(run).recipe(9).refinement == Refinement(4, 0.05, 64, "student")
 
 
 def test_who_has_no_own_model_says_so(tmp_path: Path) -> None:

@@ -37,6 +37,16 @@ def test_the_diagonal_is_what_the_run_has_reported(run: Path) -> None:
     assert np.abs(values - np.diag(values)[:, None]).max() > 5  # others' are worse, or better
 
 
+def test_the_diagonal_is_of_the_models_that_clients_use(tmp_path: Path) -> None:
+    """By default a client uses what it trained last, and begins its next training elsewhere."""
+    words = "--strategy pfedhn --engine inline --clients 3 --cohort 3 --rounds 4 --eval-every 4 --max-train 60"
+    keys = "--set data.split=shares --set gains=false --set local.learning_rate=0.05"
+    assert main([*words.split(), *keys.split(), "--run-dir", str(tmp_path)]) == 0
+    accuracy = json.loads((tmp_path / "summary.json").read_text())["pfedhn"]["test_accuracy"]
+    _, values, _, _ = mix_and_match(tmp_path, read_config(tmp_path), None)
+    np.testing.assert_allclose(np.diag(values), list(accuracy.values()))
+
+
 def test_every_pair_is_the_model_put_together_by_hand(run: Path) -> None:
     config = read_config(run)
     _, values, _, _ = mix_and_match(run, config, None)

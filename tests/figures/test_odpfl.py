@@ -55,8 +55,11 @@ def test_the_table_has_a_row_for_each_setting_and_the_error_of_the_mean() -> Non
     tried = line("odpfl", 0, 40.0, [rate, "local.steps=65"], rounds=100) | {"search": True}
     shown = odpfl.tables([*lines, tried])
     assert f"| `odpfl`, {rate} |  |  | 62.0 +- 2.8 (2 seeds) (62.9) |  |" in shown
-    assert "| `fedavg` |  |  | 50.0 +- 0.9 (48.4) |  |" in shown  # 3 over the root of ten novel clients
+    # The recorded 3.0 is the deviation of ten novel clients divided by their number, so 3 over the root of nine.
+    assert "| `fedavg` |  |  | 50.0 +- 1.0 (48.4) |  |" in shown
     assert "| `fedavg` |  |  | 70.0 +- 0.3 |  |" in shown  # the other 90 clients, for whom the paper has no number
+    alone = odpfl.tables([lines[2] | {"clients": 10}])
+    assert "| `fedavg` |  |  | 50.0 (48.4) |  |" in alone and "70.0 +- 1.1 |" in alone  # one of ten is novel
     assert f"| dirichlet-1 | 100 | `odpfl` | {rate}, local.steps=65 | 0 | 39.0 |" in shown
     assert "100 rounds, accuracy on novel clients" not in shown  # a search is judged on validation alone
 

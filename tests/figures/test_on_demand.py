@@ -56,6 +56,14 @@ def test_unchanged_images_score_as_in_the_runs_and_others_do_not(
     assert (tmp_path / "on-demand-shift.png").stat().st_size > 5000
 
 
+def test_one_novel_client_has_no_standard_error(study: figures.Study, tmp_path: Path) -> None:
+    line = study.line("shift", [50.0], amount=1.0)
+    assert (line["accuracy"], line["sem"]) == (50.0, None)
+    assert study.line("shift", [50.0, 54.0])["sem"] == 2.0
+    figures.draw(tmp_path / "one.png", 1, "", lambda axes: figures._curve(axes[0], [line], "amount", "odpfl"))
+    assert (tmp_path / "one.png").exists()
+
+
 def test_a_descriptor_within_reach_is_in_the_same_direction_and_no_further_than_those_that_trained(
     study: figures.Study,
 ) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from figures.starts import AS_WRITTEN, BEGIN, DEFAULT, END, FIXED, LARGE, SAME, SMALL, changed, read, table, variants
+from figures.pages import read
+from figures.starts import AS_WRITTEN, BEGIN, DEFAULT, END, FIXED, LARGE, SAME, SMALL, changed, table, variants
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.wire.orders import TrainOrder, TrainResult
 from tests.strategies.conftest import introduction, joined, play, turn

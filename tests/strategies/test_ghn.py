@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from hyperbloom.client.work.own_network import own_graph
-from hyperbloom.common.config import LocalConfig, RunConfig
+from hyperbloom.common.config import LocalConfig, PrivacyConfig, RunConfig
 from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
 from hyperbloom.common.models import ModelSpec
@@ -512,6 +512,17 @@ def test_an_own_model_is_refused_where_the_server_chooses(tmp_path: Path) -> Non
 def test_what_cannot_work_is_told_before_anything_starts(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_run(config(**changes), uses_data_section=True)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"secure_aggregation": True}, {"privacy": PrivacyConfig(where="client")}], ids=["masks", "noise"]
+)
+def test_who_wants_all_parts_must_show_which_of_them_it_has_changed(changes: dict[str, Any]) -> None:
+    """Noise changes every part, so the parts that a client has not trained would be averaged as trained."""
+    about = introduction("client-0", types=("all",))
+    make_algorithm(config()).serves(about, [])
+    with pytest.raises(RefusedError, match="hide which parts a client has trained; join with --disclose types"):
+        make_algorithm(config(**changes)).serves(about, [])
 
 
 @pytest.mark.parametrize(("schedule", "rate"), [("constant", 0.05), ("cosine", 0.025)])
