@@ -105,9 +105,7 @@ class DataConfig(Section):
     label: str | None = Field(None, description="column of a table to predict, or several: A,B")
     owner: str | None = Field(None, description="column of a table that says whose a row is, for split owner")
     group: str | None = Field(None, description="column of a table that says which rows no split may part")
-    schema_file: str | None = Field(
-        None, description="what a table's columns mean (flower-client schema); all clients get it, others are refused"
-    )
+    schema_file: str | None = Field(None, description="what a table's columns mean, for all (flower-client schema)")
     parts: Positive | None = Field(None, description="number of parts of the split; default: one for each client")
     first: Annotated[int, Field(ge=0)] = Field(0, description="part of the first client; the others get the next ones")
 
@@ -121,9 +119,7 @@ class PrivacyConfig(Section):
     clip: Rate = Field(1.0, description="norm to which each client's change is clipped")
     noise: Rate = Field(1.0, description="standard deviation of the noise in each coordinate, in units of clip")
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="delta of the guarantee that is reported")
-    largest_change: Rate = Field(
-        8.0, description="secure_aggregation: largest change of a single weight; clients clip larger ones"
-    )
+    largest_change: Rate = Field(8.0, description="secure_aggregation: clients clip a larger change of a weight")
 
 
 class RunConfig(Section):
@@ -134,18 +130,12 @@ class RunConfig(Section):
     clients: Positive = Field(6, description="clients that must have joined before the first round")
     cohort: Positive = Field(1, description="clients drawn at random for a round; 1 is the paper's setting")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of all random draws on server and clients")
-    eval_every: Positive = Field(
-        10, description="rounds between evaluations on every client; default: 10, or a quarter of all if that is less"
-    )
+    eval_every: Positive = Field(10, description="rounds between evaluations; default: 10, or a quarter of all")
     model: str = Field("auto", description="target network; auto: lenet for images of 28 pixels or more, else mlp")
     adapt: str = Field("all", description="what trains: all, head, norms, bias, lora:r=8[,alpha=16][,targets=PATTERN]")
-    backbone: str | None = Field(
-        None, description="pretrained network: folder of transformers, timm or torchvision, or package.module:function"
-    )
+    backbone: str | None = Field(None, description="pretrained network: folder or module:function (docs/backbones.md)")
     sizes: tuple[Literal["S", "M", "L"], ...] = Field(("M",), description="sizes of the target network on offer")
-    models: tuple[str, ...] = Field(
-        (), description="own models of the clients started here, dealt in turn: names or package.module:factory"
-    )
+    models: tuple[str, ...] = Field((), description="own models of clients started here: names or module:factory")
     input_shape: tuple[Positive, ...] | None = Field(None, description="shape of an input; default: the first client's")
     num_classes: Positive | None = Field(None, description="number of classes; default: the first client's")
     task: str = Field("auto", description="what is learned; see --list; auto: what the first client's labels suggest")
@@ -162,9 +152,7 @@ class RunConfig(Section):
     local: LocalConfig = Field(LocalConfig(), description="local training on the clients")
     data: DataConfig = Field(DataConfig(), description="benchmark data set of the printed client lines")
     privacy: PrivacyConfig = Field(PrivacyConfig(), description="differential privacy of the clients")
-    secure_aggregation: bool = Field(
-        False, description="averages: clients mask their changes, and the server learns the sum alone (docs/privacy.md)"
-    )
+    secure_aggregation: bool = Field(False, description="clients mask changes; only sums are seen (docs/privacy.md)")
     options: dict[str, Any] = Field({}, description="options of the strategy itself; see --explain STRATEGY")
     novel: Annotated[int, Field(ge=0, le=90)] = Field(
         0, description="percent of the clients, the last by name, that never train and are scored apart"
@@ -172,9 +160,7 @@ class RunConfig(Section):
     baselines: tuple[str, ...] = Field((), description="strategies to run after this one, with the same clients")
     init_from: str | None = Field(None, description="run folder whose hypernetwork to start from")
     join_timeout_s: Rate = Field(600.0, description="seconds to wait for the clients to join")
-    round_timeout_s: Rate = Field(
-        300.0, description="seconds after which a round (or an exchange of it) goes on without the missing replies"
-    )
+    round_timeout_s: Rate = Field(300.0, description="seconds after which an exchange goes on without missing replies")
     min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"
     )
@@ -188,9 +174,7 @@ class RunConfig(Section):
     gains_every: Positive | None = Field(
         None, description="rounds after which they compare in the middle of the run, too; default: only after the last"
     )
-    asynchronous: bool = Field(
-        False, description="no rounds: `cohort` clients always train, and the server applies each reply on arrival"
-    )
+    asynchronous: bool = Field(False, description="no rounds: `cohort` clients train, each reply is applied on arrival")
     max_staleness: Positive | None = Field(
         None,
         description="asynchronous: drop a reply if more than so many others were applied since its order; "
@@ -348,9 +332,7 @@ def _check_secure_aggregation(config: RunConfig) -> None:
         raise ConfigError("compression: expected none with secure_aggregation: masked numbers cannot be made smaller")
     privacy = config.privacy
     if privacy.where == "server":
-        raise ConfigError(
-            "privacy.where: expected client or none with secure_aggregation: on the server each change would be clipped"
-        )
+        raise ConfigError("privacy.where: expected client or none with secure_aggregation, which hides each change")
     least = privacy.clip * (1 + 6 * privacy.noise)
     if privacy.where == "client" and privacy.largest_change < least:
         raise ConfigError(

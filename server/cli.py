@@ -116,10 +116,8 @@ def _run(ctx: click.Context, flags: dict[str, Any]) -> int:
         with terminate_as_interrupt():
             _start(ctx, flags)
     except KeyboardInterrupt:
-        print(
-            "flower-server: stopped; --resume goes on from the last checkpoint, and report shows what was done",
-            file=sys.stderr,
-        )
+        more = "--resume goes on from the last checkpoint, if there is one; report shows what was done"
+        print(f"flower-server: stopped; {more}", file=sys.stderr)
         return 130
     return 0
 
@@ -249,13 +247,11 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"--resume: the run in {flags['resume']} was in plain text; give --insecure again or --certs")
     taken = {name: began[name] for name in Machines.model_fields.keys() & began.keys() - anew - {"insecure"}}
     for name in {"certs", "superlink", "web", "metrics_port"} & taken.keys():
-        value, flag = str(taken[name] or ""), f"--{name.replace('_', '-')}"
+        value, word = str(taken[name] or ""), f"--{name.replace('_', '-')}"
         host = value.rpartition(":")[0]
         inside = name == "certs" and path.parent.resolve() in Path(value).resolve().parents
         if inside or (name != "certs" and host and not is_loopback(host)):
-            raise ConfigError(
-                f"--resume: the run in {path.parent} had {flag} {value}; give {flag} again if you mean it"
-            )
+            raise ConfigError(f"--resume: the run in {path.parent} had {word} {value}; give it again if you mean it")
     return taken
 
 

@@ -7,9 +7,7 @@ from hyperbloom.common.program.commands import FOLDER, Flag, section
 ENGINES = click.Choice(["grpc", "inline"])
 HOST = Flag("--host", "address that clients connect to", show_default="with --insecure 127.0.0.1, else all: 0.0.0.0")
 PORT = Flag("--port", "Fleet port; 0 takes a free one", default=9092)
-CERTS = Flag(
-    "--certs", "folder of `certs init` and `clients add`", type=FOLDER, show_default="$HYPERBLOOM_CERTS, else certs"
-)
+CERTS = Flag("--certs", "folder of certificates and keys", type=FOLDER, show_default="$HYPERBLOOM_CERTS, else certs")
 _PLAIN = "plain text, and clients without keys: on loopback; given twice, on any address"
 INSECURE = Flag("--insecure", _PLAIN, count=True, show_default=False)
 LISTENING = section("Where to listen", HOST, PORT, CERTS, INSECURE)

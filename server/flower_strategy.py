@@ -177,7 +177,5 @@ def _named(strategy: str, algorithm: type[Algorithm]) -> type[FlowerStrategy]:
     return Named
 
 
-NAMED: dict[str, type[FlowerStrategy]] = {
-    algorithm.__name__: _named(name, algorithm) for name, algorithm in STRATEGIES.items()
-}
+NAMED: dict[str, type[FlowerStrategy]] = {each.__name__: _named(name, each) for name, each in STRATEGIES.items()}
 """A Flower strategy for each built-in algorithm, by the name of its class. `hyperbloom.PFedHN` is one of them."""

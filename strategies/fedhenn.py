@@ -63,17 +63,13 @@ class FedHeNNOptions(Section):
         500, description="of these, how many a round draws; each local step takes a pass over them"
     )
     eta: Share = Field(1e-3, description="weight of the alignment in the local loss")
-    growth: Literal["linear", "sqrt", "constant"] = Field(
-        "linear", description="eta in round t: eta * t, eta * sqrt(t), or eta"
-    )
+    growth: Literal["linear", "sqrt", "constant"] = Field("linear", description="in round t: eta t, eta sqrt(t), eta")
 
 
 class FedHeNNHomogeneousOptions(FedHeNNOptions):
     """Options of FedHeNN for one shared architecture, which is averaged."""
 
-    score: Literal["personal", "global"] = Field(
-        "personal", description="score the weights as each client last trained them, or the average"
-    )
+    score: Literal["personal", "global"] = Field("personal", description="what each client last trained, or the mean")
 
 
 @lru_cache(maxsize=2)

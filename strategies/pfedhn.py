@@ -79,9 +79,7 @@ class PFedHNOptions(Section):
     descriptor: Literal["learned", "class-shares"] = Field(
         "learned", description="class-shares: given by the clients (--disclose-class-shares), not learned"
     )
-    hypernetwork: Literal["mlp", "chunked"] = Field(
-        "mlp", description="chunked: one head writes all chunks of a large network, one after the other"
-    )
+    hypernetwork: Literal["mlp", "chunked"] = Field("mlp", description="chunked: one head writes a network in chunks")
     chunk: Positive = Field(16_384, description="chunked: weights that the head writes at a time")
     chunk_dim: Positive = Field(64, description="chunked: dimension of a chunk's embedding")
     start: Literal["common", "hypernetwork"] = Field(
@@ -220,9 +218,7 @@ class PFedHN(Algorithm):
         """Return w + d_i, or theta_i where a client has not trained with a network of its present size."""
         own = self._own(clients)
         written = iter(self.weights([c for c, row in zip(clients, own, strict=True) if row is None]))
-        return [
-            next(written) if row is None else Weights(self.layout(c), row) for c, row in zip(clients, own, strict=True)
-        ]
+        return [next(written) if r is None else Weights(self.layout(c), r) for c, r in zip(clients, own, strict=True)]
 
     def _own(self, clients: Sequence[Client]) -> list[Tensor | None]:
         """Return w + d_i `(P,)` of each client that has trained with a network of its present size, else None."""

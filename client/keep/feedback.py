@@ -45,9 +45,7 @@ def encode_with_feedback(
     norm = float(total.double().norm())
     if not norm <= LARGEST_NORM:
         state.residual_path.unlink(missing_ok=True)
-        raise HyperbloomError(
-            f"training diverged (norm of the change {norm:.1e}); lower local.learning_rate", reason=Reason.DIVERGED
-        )
+        raise HyperbloomError(f"training diverged (norm {norm:.1e}); lower local.learning_rate", reason=Reason.DIVERGED)
     encoded = codec.encode(total, layout)
     lost = total - codec.decode(encoded, layout)
     size, limit = (float(values.double().norm()) for values in (lost, delta))

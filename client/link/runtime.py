@@ -126,9 +126,7 @@ def retries_of(link: Link) -> flower.RetryInvoker:
 
     def hopeless(error: Exception) -> bool:
         # A TLS port closes plain-text connections without an error, like a server that shuts down. So test for TLS.
-        wrong = any(sign in str(error) for sign in (*REASONS, _TOO_LARGE)) or (
-            link.insecure and speaks_tls(link.address)
-        )
+        wrong = any(one in str(error) for one in (*REASONS, _TOO_LARGE)) or (link.insecure and speaks_tls(link.address))
         return wrong or not (cast(grpc.RpcError, error).code() in _AWAY or for_now(error))
 
     def away(state: flower.RetryState) -> None:

@@ -13,10 +13,7 @@ from hyperbloom.common.secrecy.token import HAS_A_KEY, REFUSED
 
 PROBE_S = 5.0
 
-_NAME = (
-    "its certificate does not name this address; whoever runs it can add it "
-    "(flower-server certs renew --host NAME_OR_IP)"
-)
+_NAME = "its certificate does not name this address; add it there (flower-server certs renew --host NAME_OR_IP)"
 
 UNKNOWN_NODE = "Failed to activate SuperNode"
 

@@ -83,7 +83,10 @@ def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, se
     norms = (float(part.values.norm()) for part in (network.shared, network.personal))
     if not math.isfinite(loss) or not all(norm <= LARGEST_NORM for norm in norms):  # the loss of the step before
         shown = "" if hidden or isinstance(order, MaskedOrder) else f" (loss {loss})"  # it depends on the examples
-        raise HyperbloomError(f"training diverged{shown}; lower local.learning_rate", reason=Reason.DIVERGED)
+        task, how = client.train_data.task, "lower local.learning_rate"
+        if task.standardises and not task.spec.std:
+            how += ", or set target_moments (or --disclose-moments) for the numbers to learn"
+        raise HyperbloomError(f"training diverged{shown}; {how}", reason=Reason.DIVERGED)
     keep_personal(client, order.scope, network)
     reply, encoded = None, None
     if order.reply != "nothing" and order.weights is not None:

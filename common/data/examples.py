@@ -13,9 +13,6 @@ from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
-MOSTLY = 0.9
-"""The share of one class from which the accuracy hides the others."""
-
 
 def laid_out(inputs: torch.Tensor) -> torch.Tensor:
     """Return inputs in the fastest memory layout for training on their device: images channels-last on a CPU."""
@@ -143,7 +140,7 @@ class ClientData:
         if self.kind == "classification":
             counts = torch.bincount(labels, minlength=self.num_classes).tolist()
             more = ", ".join(f"{name}: {count}" for name, count in zip(self.class_names[:20], counts, strict=False))
-            if max(counts) > MOSTLY * len(labels):
+            if max(counts) > 0.9 * len(labels):
                 more += f". Accuracy says little where {max(counts) / len(labels):.0%} are alike: set select"
         elif self.kind == "regression" and len(labels.unique()) <= 10 and bool((labels == labels.round()).all()):
             more += ". Store integers if these few numbers are classes"

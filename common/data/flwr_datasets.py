@@ -85,9 +85,6 @@ FLWR_SPLITS: Mapping[str, Callable[[Any, DataSpec], Any]] = {
     "flwr-shard": lambda of, spec: of.ShardPartitioner(
         spec.partitions, "label", num_shards_per_partition=spec.classes_per_client, seed=spec.seed
     ),
-    "flwr-linear": lambda of, spec: of.LinearPartitioner(spec.partitions),
-    "flwr-square": lambda of, spec: of.SquarePartitioner(spec.partitions),
-    "flwr-exponential": lambda of, spec: of.ExponentialPartitioner(spec.partitions),
 }
 """A partitioner of flwr-datasets by the name of its split, from its module and the description of the data."""
 

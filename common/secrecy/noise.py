@@ -60,9 +60,7 @@ def noisy_mean(
 
 def add_noise(values: Tensor, sigma: float, random_bytes: RandomBytes = secrets.token_bytes) -> Tensor:
     """Return `(P,)` float64 values with independent Gaussian noise of standard deviation `sigma`."""
-    parts = [
-        part + sigma * torch.from_numpy(noise(len(part), random_bytes)) for part in values.split(_AT_ONCE) if len(part)
-    ]
+    parts = [p + sigma * torch.from_numpy(noise(len(p), random_bytes)) for p in values.split(_AT_ONCE) if len(p)]
     return torch.cat(parts) if parts else values
 
 

@@ -42,6 +42,11 @@ class Certificates:
         self.server_key = self.folder / "server.key"
         self.clients = self.folder / "clients.json"  # the registry of clients' keys
 
+    @property
+    def begun(self) -> bool:
+        """Whether any certificate or key is there."""
+        return any(path.exists() for path in (self.ca, self.ca_key, self.server, self.server_key))
+
 
 def own_addresses() -> list[str]:
     """Return the addresses from which this machine reaches others, if it does. Nothing is sent to find out."""
@@ -147,9 +152,7 @@ def check_files(files: Certificates) -> list[str]:
             mend = f"flower-server certs renew --dir {shlex.quote(str(certificate.parent))}"
             raise ConfigError(f"{path} has expired on {one.not_valid_after_utc:%Y-%m-%d}; make a new one ({mend})")
         if one.not_valid_before_utc > _now():
-            raise ConfigError(
-                f"{path} holds from {one.not_valid_before_utc:%Y-%m-%d} on only; is this machine's clock right?"
-            )
+            raise ConfigError(f"{path} holds from {one.not_valid_before_utc:%Y-%m-%d} on; is the clock right?")
     return names(shown)
 
 

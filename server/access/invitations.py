@@ -64,12 +64,12 @@ class Invitations:
             self._write([*self.all(), new])
         return token
 
-    def cancel(self, name: str) -> bool:
-        """Take back a client's tokens, and those for any name, which it may know; return whether it had one itself."""
+    def cancel(self, name: str) -> list[Invitation]:
+        """Take back a client's tokens, and those for any name, which it may know; return them."""
         with locked(self.path):
             found = self.all()
             self._write([each for each in found if each.name not in (None, name)])
-        return any(each.name == name for each in found)
+        return [each for each in found if each.name in (None, name)]
 
     def redeem(self, secret: str, name: str, public_key: str) -> None:
         """Enter a client's key into the registry, and count the use.

@@ -82,8 +82,8 @@ class Keys:
                     return
                 names = {key: name for registry in self._registries for key, name in registry.keys().items()}
             except (OSError, ConfigError) as error:  # the next call looks again: it may be a lack of free files
-                is_away = isinstance(error, OSError)
-                why = f"the list of clients cannot be read ({error.strerror})" if is_away else str(error)
+                cause = error.strerror if isinstance(error, OSError) else None
+                why = f"the list of clients cannot be read ({cause})" if cause else str(error)
                 if why != self._trouble:
                     say(f"{why}; who may join stays as it was")
                 self._trouble = why

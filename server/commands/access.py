@@ -93,7 +93,9 @@ def _add(name: str, certs: Path | None, public_key: Path, replace: bool) -> None
 )
 def _invite(name: str | None, certs: Path | None, port: int, expires: str, uses: int) -> None:
     """Print the line with which a client enrols."""
+    from hyperbloom.common.secrecy.token import HAS_A_KEY
     from hyperbloom.server.access.invitations import Invitations
+    from hyperbloom.server.access.registry import ClientRegistry
     from hyperbloom.server.grids.fleet import Machines
 
     found = re.fullmatch(r"([1-9]\d{0,3})([mhd])", expires)
@@ -102,6 +104,8 @@ def _invite(name: str | None, certs: Path | None, port: int, expires: str, uses:
     if name and uses > 1:
         raise ConfigError("--uses: expected without NAME; a name is one client's")
     seconds = int(found[1]) * {"m": 60, "h": 3600, "d": 86400}[found[2]]
+    if name in ClientRegistry(_files(certs).clients).keys().values():
+        raise ConfigError(f"{name} {HAS_A_KEY}: a token is of no use to it; clients revoke takes the key back")
     token = Invitations(_files(certs)).invite(name, uses, seconds)
     address = Machines(certs=certs, port=port).address
     print(f"flower-client --server {address} --token {token} --client-id {name or 'NAME'} --data WHAT")
@@ -124,14 +128,18 @@ def _list(certs: Path | None) -> None:
 
 @command("revoke", _NAME, CERTS)
 def _revoke(name: str, certs: Path | None) -> None:
-    """Let a client join no more, and take its invitations back."""
+    """Let a client join no more, and take its invitations back, and those for any name, which it may know."""
     from hyperbloom.server.access.invitations import Invitations
     from hyperbloom.server.access.registry import ClientRegistry
 
-    files = _files(certs)
-    if not Invitations(files).cancel(name) or name in ClientRegistry(files.clients).clients():
+    files, gone = _files(certs), []
+    if files.begun:
+        gone = Invitations(files).cancel(name)
+    if not any(each.name == name for each in gone) or name in ClientRegistry(files.clients).clients():
         ClientRegistry(files.clients).revoke(name)
     print(f"{name} may not join any more; its key is retired for good")
+    if left := sum(each.uses for each in gone if each.name is None and not each.is_over):
+        print(f"invitations for any name are taken back, too, with {left} uses left; invite the others anew")
 
 
 clients = group(
@@ -176,7 +184,7 @@ def doctor(
         host = host or ("127.0.0.1" if insecure else "0.0.0.0")
         do = "end what listens there, or choose another --port"
         findings.append(check_file("port", lambda: _port(host, port), do))
-    if not insecure and not certs and not files.folder.exists():
+    if not insecure and not certs and not files.begun:
         made = "the first start makes them, or flower-server certs init --host NAME_OR_IP"
         findings.append(Finding("certificates", "warning", f"none in {files.folder}", made))
     elif not insecure:

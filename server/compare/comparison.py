@@ -208,9 +208,7 @@ def _refuse_difference(found: Mapping[str, Any], wanted: Mapping[str, Any], wher
         if isinstance(before, dict) and isinstance(now, dict):
             _refuse_difference(before, now, where, f"{prefix}{key}.")
         elif before != now:
-            raise ConfigError(
-                f"--out: {where} was begun with {prefix}{key} = {before}, found {now}; choose another folder for that"
-            )
+            raise ConfigError(f"--out: {where} was begun with {prefix}{key} = {before}, found {now}; choose another")
 
 
 def run_cells(cells: Sequence[Cell], engine: str, console: Console, track: Sequence[str] = ()) -> list[HyperbloomError]:

@@ -85,9 +85,7 @@ def tune(
         if highest == WORST:
             raise CohortError("no setting could be trained for all rounds; the lines above say why")
         metric = read_summary(cells(best, base.rounds)[0].folder)[describe(settings[best]).strategy].metric
-        shown = [
-            [_shown(rung[one], metric) if one in rung else "" for rung in rungs.values()] for one in range(len(names))
-        ]
+        shown = [[_shown(r[one], metric) if one in r else "" for r in rungs.values()] for one in range(len(names))]
         rows = [[name, *each] for name, each in zip(names, shown, strict=True)]
         text = markdown(("setting", *(f"{rounds} rounds" for rounds in rungs)), rows)
         text += f"\n\nMean over clients on validation examples (inf: could not be trained). Best: {names[best]}\n"

@@ -30,6 +30,8 @@ Say = Callable[..., None]
 Tell = Callable[[str], None]
 """Receives a line for each caller that the SuperLink refuses, in another thread."""
 
+USUAL_PORT = 9092
+
 
 class Machines(Section):
     """Where a server listens, its security, and the engine of a run. The run folder stores these flags."""
@@ -40,7 +42,7 @@ class Machines(Section):
     insecure: int = 0
     engine: Literal["grpc", "inline"] = "grpc"
     host: str = Field("", validate_default=True)
-    port: int = 9092
+    port: int = USUAL_PORT
     certs: Path | None = None
     vectorise: bool | None = None
     device: str = "auto"
@@ -81,7 +83,7 @@ class Machines(Section):
     def make_certificates(self) -> list[str]:
         """Make a CA and a certificate at the first start in the default folder; return the lines that say so."""
         files = Certificates()
-        if self.insecure or self.superlink or self.certs or files.folder.exists():
+        if self.insecure or self.superlink or self.certs or files.begun:
             return []
         hosts = tls.own_addresses() if self.host in ("0.0.0.0", "::") else [self.host]
         made = tls.describe(tls.init(files.folder, hosts).folder)
@@ -93,11 +95,16 @@ class Machines(Section):
         Clients that are registered already need no token.
         """
         files = Certificates(self.certs)
-        missing = 0 if self.insecure else clients - len(ClientRegistry(files.clients).keys())
+        if self.insecure:
+            return self.client_flags(self.address), ""
+        missing = clients - len(ClientRegistry(files.clients).keys())
         if missing < 1:
-            return self.client_flags(self.address, "NAME.pem"), ""
+            more = f"--root-certificates {files.ca} --key FILE"
+            return ["--server", self.address], f"so for clients that have enrolled; with a key of its own also {more}"
         token = Invitations(files).invite(None, missing, INVITED_S)
-        told = f"the token lets {missing} enrol within an hour; flower-server clients invite NAME prints another"
+        given = ("--port", self.port if self.port != USUAL_PORT else None), ("--certs", self.certs)
+        more = "".join(f" {flag} {value}" for flag, value in given if value)
+        told = f"the token lets {missing} enrol within an hour; flower-server clients invite NAME{more} prints another"
         return ["--server", self.address, "--token", str(token)], told
 
     @property

@@ -160,9 +160,7 @@ class LiveGrid:
         count, limit, contents = len(upload.objects), limits.reply_limit(self._largest), {}
         if count > limits.MOST_OBJECTS:
             raise _Refused(f"expected a reply of at most {limits.MOST_OBJECTS} objects, found {count}")
-        unfinished = (
-            f"the reply was announced but never uploaded: {count - len(upload.missing)} of {count} objects came"
-        )
+        unfinished = f"a reply was announced, but {count - len(upload.missing)} of {count} objects came"
         while upload.missing:
             content = self._superlink.content(upload.missing[0])
             if content is None or (not content and upload.is_overdue(UPLOAD_DEADLINE_S)):

@@ -37,9 +37,7 @@ class LiveRun:
 
     def _begin(self) -> None:
         self.events: deque[Line] = deque(maxlen=EVENTS_KEPT)
-        self.courses = {
-            name: Board(name, self.config.rounds) for name in (self.config.strategy, *self.config.baselines)
-        }
+        self.courses = {n: Board(n, self.config.rounds) for n in (self.config.strategy, *self.config.baselines)}
         places = [(phase_folder(self.folder, self.config, name), course) for name, course in self.courses.items()]
         self._tails: list[tuple[Tail, Callable[[Line], None]]] = [
             *((Tail(place / METRICS), course.add_round) for place, course in places),

@@ -49,6 +49,7 @@ class Admission:
         self.config, self.algorithm = config, algorithm
         self.setting: Setting | None = None
         self._initial = initial
+        self._meaning: str | None = None  # of the classes of those that name them
         self._open = False
 
     def check(self, about: Introduction, roster: Roster) -> None:
@@ -67,10 +68,13 @@ class Admission:
         setting = check_introduction(about, self.config, self.algorithm, self.setting)
         if self.setting is not None or self._schema is not None:
             _check_schema(about.schema, self._schema)
+        if None not in (about.meaning, self._meaning) and about.meaning != self._meaning:
+            raise RefusedError("its classes are called otherwise than those of the others; name them alike")
         self.algorithm.serves(about, others)
         if self.setting is None:
             self.build(setting)
             self._schema = about.schema
+        self._meaning = self._meaning or about.meaning
 
     def checked(self, roster: Roster) -> Iterator[Client]:
         """Yield each client of a roster, by row, once it has passed the check beside those before it."""
@@ -117,9 +121,7 @@ class Admission:
             pooled = tuple(number for numbers in zip(*pairs, strict=True) for number in numbers)
             roster.moments = roster.moments or self.config.target_moments or pooled
             if len(roster.moments) not in (0, 2 * (outputs := self.setting.spec.num_classes)):
-                raise ConfigError(
-                    f"target_moments: expected {outputs} means and then {outputs} deviations, found {roster.moments}"
-                )
+                raise ConfigError(f"target_moments: expected {outputs} means, then deviations, found {roster.moments}")
             half = len(roster.moments) // 2
             task = replace(self.setting.task.spec, mean=roster.moments[:half], std=roster.moments[half:])
             self.algorithm.setting = replace(self.setting, task=make_task(task))
@@ -156,7 +158,7 @@ def check_introduction(
         check_name(about.client_id, "--client-id")  # the name becomes a folder
     except ConfigError as error:
         raise RefusedError(str(error)[:300]) from None
-    words = (about.version, about.graph or "", about.backbone or "", *(about.types or ()))
+    words = (about.version, about.graph or "", about.backbone or "", about.meaning or "", *(about.types or ()))
     if len(about.version) > LONGEST_VERSION or sum(map(len, words)) > LONGEST_LAYOUT:
         raise RefusedError("expected less to be said of its version and model; it is kept in every checkpoint")
     numbers = sum(map(len, (about.input_shape, about.mean, about.std, about.class_shares)))
@@ -194,9 +196,7 @@ def check_introduction(
             raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
     if config.backbone is not None and about.backbone not in setting.backbones:
         where = config.backbone if ":" in config.backbone else Path(config.backbone).name
-        raise RefusedError(
-            f"expected backbone {setting.backbones[0]}, found {about.backbone}; get it from {where} of the server"
-        )
+        raise RefusedError(f"expected backbone {setting.backbones[0]}, found {about.backbone}; get {where}")
     return setting
 
 

@@ -11,6 +11,7 @@ from flwr.app import RecordDict
 
 from hyperbloom import __version__
 from hyperbloom.common.errors import CohortError, RefusedError, WireError
+from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Failed, Greeting, Introduction, Notice, Order
 from hyperbloom.common.wire.pack import shown, unpack_answer
 from hyperbloom.server.loop.admission import Admission
@@ -201,7 +202,9 @@ class Federation:
                 raise WireError(f"it cannot say who it is: {content.text}")
             about = unpack_answer(Introduction, content)
             if isinstance(about, Failed):
-                raise WireError(f"it cannot say who it is: {about.text}")
+                raise WireError(
+                    about.text if about.reason == Reason.UNFIT else f"it cannot say who it is: {about.text}"
+                )
             self._admit(node, about)
         except (RefusedError, WireError) as error:
             why = shown(str(error))  # it may quote the introduction

@@ -149,6 +149,8 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
             save(Progress(number, best, fruitless, orders=number, elapsed=time.perf_counter() - begin))
     if best is None:
         raise CohortError(f"{config.strategy}: {NEVER_EVALUATED}")
+    if config.gains and federation.round > done.round:  # a comparison with training alone may follow, and take long
+        save(Progress(federation.round, best, fruitless, federation.round, elapsed=time.perf_counter() - begin))
     return best
 
 

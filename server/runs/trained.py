@@ -35,9 +35,7 @@ class Trained:
     @property
     def scaling(self) -> tuple[Scaling, str]:
         """Return the preprocessing that most clients report, or the usual one, and a sentence on which it is."""
-        told = Counter(
-            Scaling(client.about.divisor, client.about.mean, client.about.std) for client in self.roster
-        ).most_common(1)
+        told = Counter(Scaling(c.about.divisor, c.about.mean, c.about.std) for c in self.roster).most_common(1)
         if told and 2 * told[0][1] > len(self.roster):
             return told[0][0], f"The preprocessing is that of {told[0][1]} of {len(self.roster)} clients, as they told."
         return Scaling(255.0), (

@@ -57,9 +57,7 @@ def curves(line: Line) -> dict[str, float]:
     """Return the numbers of a round's line by name, such as `round/loss`, `round/bytes_up`, `accuracy/test_mean`."""
     alone = "metric" in line and not line["clients"]  # an evaluation alone
     scores = {key: value for key, value in line.items() if key.startswith(("val_", "test_", "novel_"))}
-    others = (
-        {} if alone else {"left_out": 0} | {key: line[key] for key in line if key not in {"round", "metric", *scores}}
-    )
+    others = {} if alone else {"left_out": 0} | {k: line[k] for k in line if k not in {"round", "metric", *scores}}
     named = {f"{line.get('metric')}/{key}": value for key, value in scores.items()}
     return named | {f"round/{key}": value for key, value in others.items()}
 

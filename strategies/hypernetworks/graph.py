@@ -83,9 +83,7 @@ def follow(hypernetwork: GraphHypernetwork, targets: Sequence[Target], steps: in
             scaled = [new + old * (size / before) for new, old in zip(scaled, direction, strict=True)]
         direction, before = scaled, size
         moved = [jacobian.times(direction) for jacobian in jacobians]
-        length = sum(
-            target.weight * float(move.double().square().sum()) for target, move in zip(targets, moved, strict=True)
-        )
+        length = sum(t.weight * float(m.double().square().sum()) for t, m in zip(targets, moved, strict=True))
         if length == 0:
             break
         stride = size / length

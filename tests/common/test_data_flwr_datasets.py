@@ -60,9 +60,6 @@ def numbers(inputs: Any) -> list[int]:
             "flwr-shard",
             lambda: partitioner.ShardPartitioner(CLIENTS, "label", num_shards_per_partition=2, seed=5),
         ),
-        ("flwr-linear", lambda: partitioner.LinearPartitioner(CLIENTS)),
-        ("flwr-square", lambda: partitioner.SquarePartitioner(CLIENTS)),
-        ("flwr-exponential", lambda: partitioner.ExponentialPartitioner(CLIENTS)),
     ],
 )
 def test_a_client_has_the_partition_that_flower_gives(files: Path, split: str, make: Callable[[], Any]) -> None:

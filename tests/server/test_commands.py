@@ -13,6 +13,7 @@ from hyperbloom.server.access.certificates import Certificates
 from hyperbloom.server.access.invitations import Invitations
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.cli import main
+from hyperbloom.server.grids.fleet import Machines
 
 
 @pytest.fixture(autouse=True)
@@ -138,10 +139,21 @@ def test_the_printed_line_has_a_token_of_the_name_and_the_time(home: Path, capsy
         f"ward-7  invited until {until[0]}, uses left: 1",
         f"any name  invited until {until[1]}, uses left: 12",
     ]
+    assert main(["clients", "invite", "ward-8"]) == 2
+    assert "ward-8 has a key already: a token is of no use to it" in capsys.readouterr().err
     assert main(["clients", "revoke", "ward-7"]) == 0, "it was invited, and has not come"
+    assert "invitations for any name are taken back, too, with 12 uses left" in capsys.readouterr().out
     assert main(["clients", "revoke", "ward-8"]) == 0, "it has come, and has a key"
     assert ClientRegistry(home / "certs/clients.json").keys() == {}
     assert [each.name for each in invitations.all()] == ["late"]
+
+
+def test_a_list_of_clients_alone_does_not_keep_the_first_start_from_making_certificates(home: Path) -> None:
+    assert main(["clients", "revoke", "ward-7"]) == 2
+    public_file(home / "a.pub")
+    assert main(["clients", "add", "a", "--public-key", "a.pub"]) == 0
+    assert Machines().make_certificates() and (home / "certs/server.pem").exists()
+    assert not Machines().make_certificates()
 
 
 def test_a_name_becomes_a_file_and_so_is_checked(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

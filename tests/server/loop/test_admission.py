@@ -208,6 +208,18 @@ def test_a_first_client_that_is_refused_leaves_no_schema_behind() -> None:
     admission.check(introduction("c"), Roster(0))
 
 
+def test_clients_whose_classes_have_other_names_are_refused() -> None:
+    """Two folders of classes each, numbered by name: the same label would mean another thing."""
+    made, roster = Diary(), Roster(0)
+    admission = Admission(made.config, made)
+    admission.check(introduction("nameless"), roster)
+    admission.check(replace(introduction("a"), meaning="benign, malignant"), roster)
+    admission.check(replace(introduction("b"), meaning="benign, malignant"), roster)
+    admission.check(introduction("numbered"), roster)
+    with pytest.raises(RefusedError, match="its classes are called otherwise than those of the others"):
+        admission.check(replace(introduction("c"), meaning="malignant, normal"), roster)
+
+
 def test_a_first_client_that_another_runs_state_does_not_fit_is_refused_and_the_next_one_may_decide() -> None:
     before = make_algorithm(config())
     Admission(before.config, before).check(introduction("a"), Roster(0))

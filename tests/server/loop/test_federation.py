@@ -12,7 +12,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import CohortError, RefusedError
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.wire.orders import SGD, Greeting, Notice, Scope, Target, TrainOrder
+from hyperbloom.common.wire.orders import SGD, Failed, Greeting, Notice, Scope, Target, TrainOrder
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.exchange import Director, Outcome
@@ -322,6 +322,7 @@ def test_the_first_client_decides_for_the_others(party: Party, grid: ScriptedGri
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
+        (pack(Failed(Reason.UNFIT, "the table does not fit")), "the table does not fit"),
         (app_error("DataError: no such file"), "it cannot say who it is: DataError: no such file"),
         (Error(UNREADABLE, "it was never uploaded"), "it cannot say who it is: it was never uploaded"),
         (RecordDict(), "expected a record 'hyperbloom' with a Introduction, found []"),

@@ -18,7 +18,7 @@ from hyperbloom.common.wire.orders import CompareOrder
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop import federation, rounds
 from hyperbloom.server.loop.gains import check_gain
-from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
+from hyperbloom.server.loop.listener import Checkpoint, Listener, RoundReport, Selection
 from hyperbloom.server.loop.post import Post
 from hyperbloom.server.loop.session import Session
 from hyperbloom.server.pages.report import write_report
@@ -36,10 +36,14 @@ class Told(Listener):
         self.gains: list[dict[str, Gain]] = []
         self.selection: Selection | None = None
         self.rounds: list[int] = []  # after which they were asked
+        self.checkpoints: list[tuple[int, int]] = []  # phase and round
         self.round = 0
 
     def round_done(self, report: RoundReport) -> None:
         self.round = report.number
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.checkpoints.append((checkpoint.phase, checkpoint.progress.round))
 
     def selected(self, selection: Selection, state: Any, roster: Any) -> None:
         self.selection = selection
@@ -181,6 +185,11 @@ def test_they_compare_in_the_middle_of_a_run_and_train_alone_once(tmp_path: Path
     once = play(tmp_path / "once", "pfedhn", cohort=3, **SMALL)
     assert often.rounds == [1, 2, 3, 1, 2, 3] and once.rounds == [3]
     assert often.gains[2] == once.gains[0]
+
+
+@pytest.mark.parametrize(("gains", "expected"), [(True, [(0, -1), (0, 3), (1, -1)]), (False, [(0, -1), (1, -1)])])
+def test_a_stop_in_the_comparison_costs_no_round(tmp_path: Path, gains: bool, expected: list[tuple[int, int]]) -> None:
+    assert play(tmp_path, "pfedhn", gains=gains, **SMALL).checkpoints == expected
 
 
 def test_a_strategy_that_keeps_more_than_its_state_goes_back_as_well(
