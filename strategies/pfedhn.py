@@ -313,7 +313,7 @@ class PFedHN(Algorithm):
             raise ConfigError(f"init_from: expected a run of pfedhn or pfedhn-pc, found tensors {sorted(tensors)[:3]}")
         found, wanted = tensors["embeddings"].shape[1], self.options.embedding_dim
         if wanted is not None and wanted != found:
-            raise ConfigError(f"options.embedding_dim: expected {found} as in init_from, found {wanted}")
+            raise ConfigError(f"options.embedding_dim: expected {found} of init_from, found {wanted}")
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from another run's hypernetwork and embeddings, with a fresh optimiser."""

@@ -239,7 +239,7 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
         if one.init_from:
             algorithm.check_start(read_run(Path(one.init_from))[0])
     if len({config.strategy, *config.baselines}) <= len(config.baselines):
-        raise ConfigError(f"baselines: expected names but {config.strategy}, each once, found {config.baselines}")
+        raise ConfigError(f"baselines: expected names beside {config.strategy}, each once, found {config.baselines}")
     if config.task != AUTO:
         make_task(TaskSpec(config.task, balanced=config.class_weights == "balanced")).asked(
             [*([config.select] if config.select else []), *config.metrics]

@@ -419,10 +419,10 @@ NO_STRATEGY = f"expected one of {', '.join(STRATEGIES)}; or package.module:Class
     [
         ("--strategy nothing", f"strategy: {NO_STRATEGY}"),
         ("--baselines nothing", f"strategy: {NO_STRATEGY}"),
-        ("--baselines pfedhn", "baselines: expected names other than pfedhn, each once, found ('pfedhn',)"),
+        ("--baselines pfedhn", "baselines: expected names beside pfedhn, each once, found ('pfedhn',)"),
         (
             "--baselines local,fedavg,local",
-            "baselines: expected names other than pfedhn, each once, found ('local', 'fedavg', 'local')",
+            "baselines: expected names beside pfedhn, each once, found ('local', 'fedavg', 'local')",
         ),
         ("--model resnet", f"model: expected auto or one of {', '.join(MODELS)}, found 'resnet'"),
         (
@@ -474,7 +474,8 @@ def test_without_certificates_one_line_says_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     what = "make them with `flower-server certs init --host NAME_OR_IP`, or speak plain text on this machine with "
-    (tmp_path / "certs").mkdir()  # one that holds something already is left as it is
+    (tmp_path / "certs").mkdir()
+    (tmp_path / "certs/ca.pem").touch()  # one that holds a certificate or a key already is left as it is
     assert refused(engine="grpc") == f"no certificates in certs: {what}--insecure"
     assert refused("--certs", "there", engine="grpc") == f"no certificates in there: {what}--insecure"
 
@@ -503,7 +504,9 @@ def test_the_inline_engine_needs_no_tls(run: Done) -> None:
 def test_a_folder_with_files_is_not_written_to(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("")
-    assert refused() == f"--run-dir: expected a new or empty folder, found files in {tmp_path / 'run'}"
+    assert (
+        refused() == f"--run-dir: expected a new or empty folder, found files in {tmp_path / 'run'}; name another one"
+    )
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
 
 
@@ -614,7 +617,7 @@ def test_ctrl_c_ends_with_130(
 
     monkeypatch.setattr(engine, "inline_grid", interrupted)
     assert main(["--engine", "inline", "--run-dir", str(tmp_path / "run")]) == 130
-    told = "flower-server: stopped; --resume goes on from the last checkpoint, and report shows what was done\n"
+    told = "flower-server: stopped; --resume goes on from the last checkpoint, if there is one; report shows what was done\n"
     assert capsys.readouterr().err == told
 
 
@@ -785,7 +788,8 @@ def test_certificates_are_found_and_reach_the_superlink_and_the_clients(
         ClientRegistry(files.clients).add(name, public_pem(make_key()))
     done = execute(tmp_path / "second", *GRPC, "--certs", str(files.folder))
     assert started[0][1].folder == files.folder
-    assert f"--root-certificates {files.ca} --key NAME.pem --client-id NAME --data" in done.output
+    assert " --client-id NAME --data" in done.output
+    assert f"with a key of its own also --root-certificates {files.ca} --key FILE" in done.output
     assert "--token" not in done.output
 
 

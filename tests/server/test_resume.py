@@ -344,7 +344,7 @@ def test_what_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ):
         machines = began["machines"] | {"engine": "grpc", flag.replace("-", "_"): value}
         environment.write_text(json.dumps(began | {"machines": machines}))
-        assert f"had --{flag} {value}; give --{flag} again if you mean it" in refusal()
+        assert f"had --{flag} {value}; give it again if you mean it" in refusal()
     machines = began["machines"] | {"web": "8080", "metrics_port": "127.0.0.1:81", "superlink": "localhost:9093"}
     environment.write_text(json.dumps(began | {"machines": machines}))
     assert "is complete; there is nothing" in refusal("--superlink", "")

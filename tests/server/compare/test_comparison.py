@@ -294,9 +294,9 @@ def test_strategies_and_seeds_may_be_added(file: Path, copy: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--set", "local.steps=4"], "was begun with local.steps = 3, found 4; choose another folder"),
+        (["--set", "local.steps=4"], "was begun with local.steps = 3, found 4; choose another"),
         (["--set", "pfedhn.hidden_dim=9"], "pfedhn-seed0 was begun with options.hidden_dim = 8, found 9; choose"),
-        (["--engine", "grpc"], "was begun with engine = inline, found grpc; choose another folder"),
+        (["--engine", "grpc"], "was begun with engine = inline, found grpc; choose another"),
     ],
 )
 def test_another_comparison_is_refused(

@@ -358,9 +358,7 @@ def test_moments_of_another_number_of_targets_stop_the_run_from_beginning() -> N
     about = introduction("a", task="regression", num_classes=2, input_shape=(4,))
     admitting.check(about, roster)
     roster.admit(2, about)
-    with pytest.raises(
-        ConfigError, match=r"^target_moments: expected 2 means and then 2 deviations, found \(300.0, 50"
-    ):
+    with pytest.raises(ConfigError, match=r"^target_moments: expected 2 means, then deviations, found \(300.0, 50"):
         admitting.begin(roster, 0)
 
 

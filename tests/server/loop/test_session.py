@@ -179,8 +179,8 @@ def test_a_baseline_has_its_own_options_and_its_own_way_of_going_round(config: R
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"baselines": ("fedavg",)}, r"^baselines: expected names other than fedavg, each once, found \('fedavg',\)$"),
-        ({"baselines": ("local", "local")}, r"^baselines: expected names other than fedavg, each once"),
+        ({"baselines": ("fedavg",)}, r"^baselines: expected names beside fedavg, each once, found \('fedavg',\)$"),
+        ({"baselines": ("local", "local")}, r"^baselines: expected names beside fedavg, each once"),
         (
             {"strategy": "local", "baselines": ("ghn",)},
             "^baselines: ghn asks clients for more than local; make it the strategy$",
