@@ -617,8 +617,8 @@ def test_ctrl_c_ends_with_130(
 
     monkeypatch.setattr(engine, "inline_grid", interrupted)
     assert main(["--engine", "inline", "--run-dir", str(tmp_path / "run")]) == 130
-    told = "flower-server: stopped; --resume goes on from the last checkpoint, if there is one; report shows what was done\n"
-    assert capsys.readouterr().err == told
+    more = "--resume goes on from the last checkpoint, if there is one; report shows what was done"
+    assert capsys.readouterr().err == f"flower-server: stopped; {more}\n"
 
 
 @pytest.mark.parametrize(
