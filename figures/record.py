@@ -20,8 +20,7 @@ from figures.paper_tables import PaperTable, load_table
 from figures.reproduce import mean_of_part, slug
 from hyperbloom.common.config import load_run_config, read_yaml
 from hyperbloom.common.files.storage import write_bytes
-from hyperbloom.server.compare.comparison import SHARED
-from hyperbloom.server.runs.lines import METRICS, read_lines
+from hyperbloom.server.runs.lines import COMPARISON, METRICS, read_lines
 from hyperbloom.server.runs.recorded import read_summary
 
 RESULTS = Path(__file__).with_name("reproduced.jsonl")
@@ -32,7 +31,7 @@ Line = dict[str, Any]
 
 def lines_of(out: Path) -> Iterator[Line]:
     """Yield a line for each run in a folder of `figures.reproduce` that has been evaluated."""
-    about = read_yaml(out / SHARED)
+    about = read_yaml(out / COMPARISON)
     table = load_table(about["table"])
     folders = {slug(method): method for method, row in table.methods.items() if row.is_in(about["column"])}
     for folder in sorted(path.parent for path in out.glob("*/config.yaml")):
