@@ -88,11 +88,11 @@ class Keys:
                     say(f"{why}; who may join stays as it was")
                 self._trouble = why
                 return
-            self._seen, self._trouble = seen, ""
             for key in self._nodes.keys() - names.keys():
                 self._unregister(key)
             for key in names.keys() - self._nodes.keys():
                 self._register(key, names[key])
+            self._seen, self._trouble = seen, ""
 
     def _register(self, key: str, name: str) -> None:
         try:
