@@ -249,12 +249,12 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"--resume: the run in {flags['resume']} was in plain text; give --insecure again or --certs")
     taken = {name: began[name] for name in Machines.model_fields.keys() & began.keys() - anew - {"insecure"}}
     for name in {"certs", "superlink", "web", "metrics_port"} & taken.keys():
-        value, flag = str(taken[name] or ""), f"--{name.replace('_', '-')}"
+        value, said = str(taken[name] or ""), f"--{name.replace('_', '-')}"
         host = value.rpartition(":")[0]
         inside = name == "certs" and path.parent.resolve() in Path(value).resolve().parents
         if inside or (name != "certs" and host and not is_loopback(host)):
             raise ConfigError(
-                f"--resume: the run in {path.parent} had {flag} {value}; give {flag} again if you mean it"
+                f"--resume: the run in {path.parent} had {said} {value}; give {said} again if you mean it"
             )
     return taken
 

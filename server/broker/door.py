@@ -81,9 +81,8 @@ class Keys:
                 if seen == self._seen:
                     return
                 names = {key: name for registry in self._registries for key, name in registry.keys().items()}
-            except (OSError, ConfigError) as error:  # the next call looks again: it may be a lack of free files
-                is_away = isinstance(error, OSError)
-                why = f"the list of clients cannot be read ({error.strerror})" if is_away else str(error)
+            except (OSError, ConfigError) as err:  # the next call looks again: it may be a lack of free files
+                why = f"the list of clients cannot be read ({err.strerror})" if isinstance(err, OSError) else str(err)
                 if why != self._trouble:
                     say(f"{why}; who may join stays as it was")
                 self._trouble = why
