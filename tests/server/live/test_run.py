@@ -151,6 +151,6 @@ def test_a_run_that_went_back_and_has_grown_again_is_read_anew(tmp_path: Path) -
     for name in ("metrics.jsonl", "clients.jsonl"):
         (tmp_path / name).unlink()
     for number in range(1, 6):
-        recording.go(number)
+        recording.go(number, b="too slow")
     run.look(1)
-    assert (run.main.trained, [number for number, _ in run.main.means]) == (5, [2, 4])
+    assert (run.main.trained, run.main.left_out, [number for number, _ in run.main.means]) == (5, 5, [2, 4])

@@ -262,8 +262,9 @@ def test_who_is_away_counts_as_one_who_has_trained(tmp_path: Path, monkeypatch: 
         ({"metric": "rmse"}, True),
         ({"metric": "rmse", "value": -0.1}, False),
         ({"test": (0.2, 0.8), "value": 0.6, "low": 0.5, "high": 0.7}, True),
-        ({"low": 0.15}, True),
-        ({"high": 0.05}, True),
+        ({"low": 0.19}, True),
+        ({"low": 0.0, "high": 0.01}, True),
+        ({"low": 0.11}, False),  # the bootstrap of a skewed metric
         ({"low": 0.1 + 1e-9}, False),  # rounding
         ({"chosen": "alone", "value": 0.0, "low": 0.0, "high": 0.0}, False),
         ({"value": 0.2}, True),
