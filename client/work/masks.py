@@ -125,7 +125,7 @@ class SecureRound:
     def advance(self, kind: type[Order], run_id: str, number: int) -> None:
         """Advance to the stage of a kind of order; WireError if it is not the next one."""
         if (run_id, number) != (self.run_id, self.round):
-            raise WireError(f"order: for round {number} of {run_id}, but keys are of {self.round} of {self.run_id}")
+            raise WireError(f"order: for round {number} of {run_id}, but keys are for {self.round} of {self.run_id}")
         expected = _STAGES[self._stage + 1] if self._stage + 1 < len(_STAGES) else None
         if expected is None or kind is not expected:
             due = "nothing" if expected is None else expected.message_type

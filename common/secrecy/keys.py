@@ -52,7 +52,7 @@ def read_private_key(path: Path, where: str) -> ec.EllipticCurvePrivateKey:
         load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
         key = load(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{where}: expected a key (PEM or OpenSSH), no password, found {path} ({error})") from None
+        raise ConfigError(f"{where}: expected a private key (PEM, OpenSSH), no password, in {path} ({error})") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, _NIST):
         raise ConfigError(f"{where}: expected an EC key on P-256, P-384 or P-521, found another kind in {path}")
     return key

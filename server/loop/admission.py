@@ -195,8 +195,8 @@ def check_introduction(
         except (RuntimeError, OverflowError) as error:
             raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
     if config.backbone is not None and about.backbone not in setting.backbones:
-        where = config.backbone if ":" in config.backbone else Path(config.backbone).name
-        raise RefusedError(f"expected backbone {setting.backbones[0]}, found {about.backbone}; get {where}")
+        name = config.backbone if ":" in config.backbone else Path(config.backbone).name
+        raise RefusedError(f"expected backbone {setting.backbones[0]}, found {about.backbone}; get the server's {name}")
     return setting
 
 

@@ -250,7 +250,7 @@ def test_unusable_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"expected images \(.png, .jpg, .jpeg, .bmp\) in folders by class, found none"):
         load(str(tmp_path))
     draw_classes(tmp_path / "train", 3)
-    with pytest.raises(DataError, match=r"expected train/ and test/ .*, found train/$"):
+    with pytest.raises(DataError, match=r"expected train/, test/ .*, found train/$"):
         load(str(tmp_path))
     draw(tmp_path / "test" / "cow" / "1.png", 1)
     with pytest.raises(DataError, match=r"test: expected the classes of train \(cat, dog\), found cow"):

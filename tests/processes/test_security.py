@@ -90,7 +90,7 @@ def test_each_wrong_client_is_refused_and_both_sides_say_why(house: House) -> No
         "plain text": (
             site.client("z"),
             5,
-            f"cannot open a session with 127.0.0.1:{site.port}: it speaks TLS; use --root-certificates and --key",
+            f"cannot open a session with 127.0.0.1:{site.port}: it speaks TLS; use --token, or --root-certificates",
         ),
     }
     shutil.copytree(site.folder / "state/a", site.folder / "state/a-again", ignore=shutil.ignore_patterns("lock"))

@@ -411,10 +411,10 @@ VERIFY = "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED
         (VERIFY.format("self signed certificate in chain"), "its certificate is not signed by the CA of --root-"),
         (VERIFY.format("certificate has expired"), "its certificate has expired; whoever runs it can make a new one"),
         (VERIFY.format("certificate is not yet valid"), "its certificate does not hold yet; is this machine's clock"),
-        ("Hostname Verification Check failed.", "its certificate does not name this address; whoever runs it can add"),
+        ("Hostname Verification Check failed.", "its certificate does not name this address; add it there"),
         (
             "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: Hostname mismatch, certificate is not valid",
-            "its certificate does not name this address; whoever runs it can add",
+            "its certificate does not name this address; add it there",
         ),
         ("error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not speak TLS; is it the Fleet"),
         (

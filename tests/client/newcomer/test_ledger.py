@@ -41,7 +41,7 @@ def test_beyond_the_budget_nothing_is_entered(tmp_path: Path) -> None:
 def test_a_descriptor_without_noise_ends_every_budget(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     assert ledger.spend(None, None, "box") is None
-    with pytest.raises(RefusedError, match="without noise has left before"):
+    with pytest.raises(RefusedError, match="without noise has left"):
         ledger.spend(PROMISED, 100.0, "box")
     assert ledger.spend(PROMISED, None, "box") is None
 

@@ -512,10 +512,10 @@ def test_each_order_has_its_turn_once(worker: Worker) -> None:
         worker.answer(four.shares_order(0))
     for order, call in ((four.shares_order(0), worker.answer), (unmask, worker.answer)):
         worker.answer(KeysOrder("run", 2))
-        with pytest.raises(WireError, match="for round 1 of run, but the keys here are for round 2 of run"):
+        with pytest.raises(WireError, match="for round 1 of run, but keys are for 2 of run"):
             call(order)  # type: ignore[operator]
         worker.answer(KeysOrder("another", 1))
-        with pytest.raises(WireError, match="for round 1 of run, but the keys here are for round 1 of another"):
+        with pytest.raises(WireError, match="for round 1 of run, but keys are for 1 of another"):
             call(order)  # type: ignore[operator]
     worker.answer(KeysOrder("run", 1))
     with pytest.raises(WireError, match=r"expected train\.shares at this point of the round, found train\.unmask"):

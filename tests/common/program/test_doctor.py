@@ -267,7 +267,8 @@ def test_before_the_first_start_certificates_are_no_failure(
     assert server_main(["doctor", "--run-dir", str(tmp_path), "--port", "0", "--json"]) == 0
     found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
     assert found["port"]["state"] == "ok" and found["certificates"]["state"] == "warning"
-    (tmp_path / "certs").mkdir()  # then the start makes none
+    (tmp_path / "certs").mkdir()
+    (tmp_path / "certs/ca.pem").touch()  # then the start makes none
     assert server_main(["doctor", "--run-dir", str(tmp_path), "--port", "0"]) == 1
 
 

@@ -118,14 +118,14 @@ def test_what_is_no_key_is_told(tmp_path: Path) -> None:
         read_public_key(path, "--public-key")
     path.write_text("no key")
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match=r"--key: expected a private key \(PEM or OpenSSH\) without a password"):
+    with pytest.raises(ConfigError, match=r"--key: expected a private key \(PEM, OpenSSH\), no password"):
         read_private_key(path, "--key")
     with pytest.raises(ConfigError, match=r"--public-key .*: expected a public key in PEM"):
         read_public_key(path, "--public-key")
     with pytest.raises(ConfigError, match=r"--key: cannot read /proc/self/mem: .*Input/output error"):
         read_private_key(Path("/proc/self/mem"), "--key")  # a file that cannot be read, for root either
     path.write_bytes(make_key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"word")))
-    with pytest.raises(ConfigError, match=r"--key: expected a private key \(PEM or OpenSSH\) without a password"):
+    with pytest.raises(ConfigError, match=r"--key: expected a private key \(PEM, OpenSSH\), no password"):
         read_private_key(path, "--key")
 
 
