@@ -110,11 +110,10 @@ def enrolled(flags: Mapping[str, Any], name: str, folder: "Path") -> dict[str, A
 
 def make_link(flags: Mapping[str, Any]) -> "Link":
     """Return the link that the flags of CONNECTION describe; ConfigError if an address or the key is none."""
-    from hyperbloom.client.link.server import Link
+    from hyperbloom.client.link.server import Link, place_of
     from hyperbloom.common.secrecy.keys import read_private_key
 
-    if not re.fullmatch(r".+:\d{1,5}", flags["server"], re.ASCII):
-        raise ConfigError(f"--server: expected HOST:PORT, such as gpu-box:9092; found {flags['server']!r}")
+    place_of(flags["server"])
     key = read_private_key(flags["key"], "--key") if flags["key"] else None
     plain, ca = bool(flags["insecure"]), flags["root_certificates"]
     stock = flags["stock_superlink"] or flags["http"]

@@ -225,7 +225,7 @@ def sentence(some: Sequence[Line]) -> str:
     own = Counter(each["verdict"] for each in some if each["own"])
     run = own.total() - own["not run"] - own["not comparable"]
     close = own["within"] + own["above"]
-    more = f"{close} more are within or above with fewer seeds or rounds, " if close else ""
+    more = f"{close} more {'is' if close == 1 else 'are'} within or above with fewer seeds or rounds, " if close else ""
     return (
         f"Of {own.total()} figures that the papers' tables have for their own methods, {run} were run at a scale that "
         f"can be compared:\n{own['reached']} are reached with three seeds, {more}and {own['below']} are below\n"

@@ -9,8 +9,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from hyperbloom.client.link.server import PROBE_S
-from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.client.link.server import PROBE_S, place_of
+from hyperbloom.common.errors import ConnectionFailed
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.secrecy.keys import make_key, name_of, server_of, shown_certificates, write_private_key
 from hyperbloom.common.secrecy.token import Token
@@ -42,10 +42,7 @@ def enrol(address: str, text: str | None, name: str, folder: Path) -> dict[str, 
 
 def _ca(address: str, expected: str) -> bytes:
     """Wait for a server; return the CA's certificate in PEM that it shows, if it has the expected fingerprint."""
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--server: expected HOST:PORT, found {address!r}")
-    place, told = (host.strip("[]"), int(port)), False
+    place, told = place_of(address), False
     while not (shown := shown_certificates(*place, PROBE_S)) and not _answers(place):
         if not told:
             log.warning("%s does not answer; trying until it does (Ctrl-C leaves)", address)

@@ -7,7 +7,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from hyperbloom.common.enclosed import TAKEN
-from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
+from hyperbloom.common.errors import ConfigError, ConnectionFailed, HyperbloomError, RefusedError
 from hyperbloom.common.secrecy.keys import server_of, shown_certificates
 from hyperbloom.common.secrecy.token import HAS_A_KEY, REFUSED
 
@@ -72,10 +72,17 @@ class Link:
         return "" if self.stock else server_of(self.root_certificates)
 
 
+def place_of(address: str) -> tuple[str, int]:
+    """Return the host and the port of `HOST:PORT`; ConfigError if the address is none."""
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
+        raise ConfigError(f"--server: expected HOST:PORT, such as gpu-box:9092; found {address!r}")
+    return host.strip("[]"), int(port)
+
+
 def speaks_tls(address: str) -> bool:
     """Return whether a TLS handshake works at `HOST:PORT`. It checks no certificate and sends no request."""
-    host, _, port = address.rpartition(":")
-    return port.isdecimal() and bool(shown_certificates(host.strip("[]"), int(port), PROBE_S))
+    return bool(shown_certificates(*place_of(address), PROBE_S))
 
 
 def refusal(error: Exception) -> RefusedError | None:

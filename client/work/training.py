@@ -80,8 +80,8 @@ def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, se
     """
     network.holds = None  # when several train at once, an earlier one has set it
     hidden = order.noise is not None or order.quiet or client.releases.bounded
-    norms = (float(part.values.norm()) for part in (network.shared, network.personal))
-    if not math.isfinite(loss) or not all(norm <= LARGEST_NORM for norm in norms):  # the loss of the step before
+    norms = (float(part.values.norm()) for part in (network.shared, network.personal))  # the loss is a step older
+    if not math.isfinite(loss) or not all(norm <= LARGEST_NORM for norm in norms):
         shown = "" if hidden or isinstance(order, MaskedOrder) else f" (loss {loss})"  # it depends on the examples
         task, how = client.train_data.task, "lower local.learning_rate"
         if task.standardises and not task.spec.std:

@@ -132,9 +132,8 @@ def _revoke(name: str, certs: Path | None) -> None:
     from hyperbloom.server.access.invitations import Invitations
     from hyperbloom.server.access.registry import ClientRegistry
 
-    files, gone = _files(certs), []
-    if files.begun:
-        gone = Invitations(files).cancel(name)
+    files = _files(certs)
+    gone = Invitations(files).cancel(name) if files.begun else []
     if not any(each.name == name for each in gone) or name in ClientRegistry(files.clients).clients():
         ClientRegistry(files.clients).revoke(name)
     print(f"{name} may not join any more; its key is retired for good")

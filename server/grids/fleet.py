@@ -99,8 +99,8 @@ class Machines(Section):
             return self.client_flags(self.address), ""
         missing = clients - len(ClientRegistry(files.clients).keys())
         if missing < 1:
-            more = f"--root-certificates {files.ca} --key FILE"
-            return ["--server", self.address], f"so for clients that have enrolled; with a key of its own also {more}"
+            more = f"one whose key was added by hand also needs --root-certificates {files.ca} --key FILE"
+            return ["--server", self.address], f"that is all for a client that has enrolled with a token; {more}"
         token = Invitations(files).invite(None, missing, INVITED_S)
         given = ("--port", self.port if self.port != USUAL_PORT else None), ("--certs", self.certs)
         more = "".join(f" {flag} {value}" for flag, value in given if value)

@@ -69,7 +69,7 @@ class Admission:
         if self.setting is not None or self._schema is not None:
             _check_schema(about.schema, self._schema)
         if None not in (about.meaning, self._meaning) and about.meaning != self._meaning:
-            raise RefusedError("its classes are called otherwise than those of the others; name them alike")
+            raise RefusedError("the names of its classes are not those of this federation; give them the same")
         self.algorithm.serves(about, others)
         if self.setting is None:
             self.build(setting)

@@ -202,9 +202,8 @@ class Federation:
                 raise WireError(f"it cannot say who it is: {content.text}")
             about = unpack_answer(Introduction, content)
             if isinstance(about, Failed):
-                raise WireError(
-                    about.text if about.reason == Reason.UNFIT else f"it cannot say who it is: {about.text}"
-                )
+                begin = "" if about.reason == Reason.UNFIT else "it cannot say who it is: "
+                raise WireError(begin + about.text)
             self._admit(node, about)
         except (RefusedError, WireError) as error:
             why = shown(str(error))  # it may quote the introduction

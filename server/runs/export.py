@@ -65,7 +65,7 @@ class Export:
             raise ConfigError(f"--client: expected one of {names}; found {name!r}")
         with_model = [client for client in chosen if client.row < self.known]
         if not with_model:
-            raise ConfigError(f"--client: {name} joined after round {self.trained.selection.round}, which is kept")
+            raise ConfigError(f"--client: {name} joined after the kept round {self.trained.selection.round}")
         return with_model
 
     def model(self, client: Client) -> tuple[nn.Module, ModelSpec, Card]:

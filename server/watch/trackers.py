@@ -85,7 +85,7 @@ class WandB(Tracker):
                 console="off", disable_git=True, save_code=False, silent=True, symlink=False, x_disable_stats=True
             ),
         )
-        for link in (subject["folder"] / "wandb").rglob("debug-core*"):  # `--resume` takes no folder with links
+        for link in filter(Path.is_symlink, (subject["folder"] / "wandb").rglob("*")):  # which `--resume` refuses
             link.unlink()
         self._run.define_metric("*", step_metric="round")
 

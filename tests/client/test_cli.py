@@ -294,7 +294,7 @@ def test_flags_that_do_not_parse_are_one_line(flags: str, text: str, capsys: pyt
     assert capsys.readouterr().err == f"flower-client: {text}; see flower-client --help\n"
 
 
-@pytest.mark.parametrize("server", ["gpu-box", "gpu-box:http", ":9092"])
+@pytest.mark.parametrize("server", ["gpu-box", "gpu-box:http", ":9092", "gpu-box:99999"])
 def test_an_address_without_a_port_is_told_before_anything_is_tried(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

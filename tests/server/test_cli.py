@@ -789,7 +789,7 @@ def test_certificates_are_found_and_reach_the_superlink_and_the_clients(
     done = execute(tmp_path / "second", *GRPC, "--certs", str(files.folder))
     assert started[0][1].folder == files.folder
     assert " --client-id NAME --data" in done.output
-    assert f"with a key of its own also --root-certificates {files.ca} --key FILE" in done.output
+    assert f"one whose key was added by hand also needs --root-certificates {files.ca} --key FILE" in done.output
     assert "--token" not in done.output
 
 

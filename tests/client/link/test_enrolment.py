@@ -98,7 +98,7 @@ def test_a_port_without_tls_is_told_and_a_server_that_is_not_there_yet_is_waited
     monkeypatch.setattr("hyperbloom.client.link.enrolment.RETRY_S", 0.05)
     files, port = init(tmp_path / "certs", []), free_port()
     token = Invitations(files).invite(None, 1, 60)
-    with pytest.raises(ConfigError, match="--server: expected HOST:PORT, found 'gpu-box'"):
+    with pytest.raises(ConfigError, match="--server: expected HOST:PORT, such as gpu-box:9092; found 'gpu-box'"):
         enrol("gpu-box", str(token), "a", tmp_path)
 
     def plain() -> None:

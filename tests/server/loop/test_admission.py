@@ -216,7 +216,7 @@ def test_clients_whose_classes_have_other_names_are_refused() -> None:
     admission.check(replace(introduction("a"), meaning="benign, malignant"), roster)
     admission.check(replace(introduction("b"), meaning="benign, malignant"), roster)
     admission.check(introduction("numbered"), roster)
-    with pytest.raises(RefusedError, match="its classes are called otherwise than those of the others"):
+    with pytest.raises(RefusedError, match="the names of its classes are not those of this federation"):
         admission.check(replace(introduction("c"), meaning="malignant, normal"), roster)
 
 
