@@ -131,7 +131,7 @@ def test_a_client_that_joined_after_the_selected_round_has_no_model(
     roster["clients"].append({**roster["clients"][0], "client_id": "late", "row": 3})
     (run / "roster.json").write_text(json.dumps(roster))
     assert main(["export", str(run), "--client", "late"]) == 2
-    assert "late joined after round 3" in capsys.readouterr().err
+    assert "late joined after the kept round 3" in capsys.readouterr().err
     assert main(["export", str(run), "--all"]) == 0
     assert len(list((run / "models").iterdir())) == 3
 
