@@ -59,7 +59,11 @@ HANDLERS: dict[type[Order], Callable[[Client, Any], Any]] = {
     CompareOrder: compare,
     Offer: _decline,
 }
-"""The handler of each kind of order, which returns the order's `answer`."""
+"""The handler of each kind of order, which returns the order's `answer`.
+
+All of them raise a WireError if the order does not fit this client, and a HyperbloomError if its user does not allow
+it, the own model fails, training diverges, or memory or disk are not enough.
+"""
 
 
 def serve(app: ClientApp, kind: type[Order], handler: Callable[[Context, Any], Any]) -> None:

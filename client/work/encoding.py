@@ -25,12 +25,7 @@ LOADED_ENCODERS = 4
 
 
 def describe(client: Client, order: DescribeOrder) -> DescribeResult:
-    """Return the descriptor of the training examples, and keep the encoder if a gradient follows.
-
-    Raises:
-        WireError: the encoder does not fit the examples, or differs from the version in the order.
-        HyperbloomError: the user does not allow it.
-    """
+    """Return the descriptor of the training examples, and keep the encoder if a gradient follows."""
     client.releases.check_change()
     inputs = encoder_inputs(client)
     module, _ = _loaded(order.encoder, inputs, order.dim, order.weights, order.version)
@@ -43,12 +38,7 @@ def describe(client: Client, order: DescribeOrder) -> DescribeResult:
 
 
 def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
-    """Return the vector-Jacobian product of the descriptor with the order's gradient.
-
-    Raises:
-        WireError: the client does not hold this encoder, or the gradient does not fit it.
-        HyperbloomError: the examples have changed since, or the user does not allow it.
-    """
+    """Return the vector-Jacobian product of the descriptor with the order's gradient."""
     client.releases.check_change()
     kept = client.state.encoder.load({"run": order.run_id, "version": order.version})
     if kept is None:

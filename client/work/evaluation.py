@@ -21,12 +21,7 @@ log = logging.getLogger("hyperbloom.client")
 
 @enough_memory()
 def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
-    """Score the order's weights with the private part on validation and test examples.
-
-    Raises:
-        WireError: the order does not fit this client.
-        HyperbloomError: the user does not allow it, the own model failed, or the memory was not enough.
-    """
+    """Score the order's weights with the private part on validation and test examples."""
     network = load(client, order.scope, order.target, order.weights)
     if order.target.private == "copy":
         network.shared.load(network.personal.values)
