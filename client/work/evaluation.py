@@ -70,8 +70,7 @@ def keep_scored(
 ) -> None:
     """Keep a model, perhaps one trained alone, for `flower-client export`; a full disk causes a warning."""
     target = order.target
-    spec = (client.own if lone else None) or own_of(client, order) or spec_of(client, target)
-    spec = ModelSpec.choose(spec.name, spec.size, spec.input_shape, spec.num_classes)
+    spec = ((client.own if lone else None) or own_of(client, order) or spec_of(client, target)).resolved()
     facts = Scored(
         model=spec.name,
         size=spec.size,
