@@ -26,9 +26,10 @@ from benchmarks.light_newcomers import ANSWERS, DESCRIPTOR
 from benchmarks.measure import Comparison, cpu_seconds, main
 from benchmarks.memory import footprints
 from hyperbloom.client.link.server import Link
+from hyperbloom.client.newcomer.guarantee import Promise
 from hyperbloom.client.newcomer.join import join
 from hyperbloom.client.newcomer.ledger import Ledger
-from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
+from hyperbloom.client.newcomer.newcomer import Newcomer
 from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.secrecy.keys import read_private_key

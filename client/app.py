@@ -19,19 +19,9 @@ from hyperbloom.client.work.reference import keep_reference, represent
 from hyperbloom.client.work.together import train_together
 from hyperbloom.client.work.training import fit, train
 from hyperbloom.common.errors import HyperbloomError, RefusedError, attempt
-from hyperbloom.common.wire import exchanges
-from hyperbloom.common.wire.masks import ConfirmOrder, KeysOrder, MaskedOrder, SharesOrder, UnmaskOrder
+from hyperbloom.common.wire import exchanges, masks, orders
 from hyperbloom.common.wire.newcomers import Offer
-from hyperbloom.common.wire.orders import (
-    CompareOrder,
-    EvaluateOrder,
-    EvaluateResult,
-    Failed,
-    Greeting,
-    Notice,
-    Order,
-    TrainOrder,
-)
+from hyperbloom.common.wire.orders import EvaluateResult, Failed, Order, TrainOrder
 from hyperbloom.common.wire.pack import FAILED, pack, unpack, unpack_answer, weigh
 
 log = logging.getLogger("hyperbloom.client")
@@ -42,24 +32,28 @@ def _decline(client: Client, offer: Offer) -> NoReturn:
 
 
 HANDLERS: dict[type[Order], Callable[[Client, Any], Any]] = {
-    Greeting: introduce,
-    Notice: take_notice,
+    orders.Greeting: introduce,
+    orders.Notice: take_notice,
     exchanges.ReferenceOrder: keep_reference,
     exchanges.RepresentOrder: represent,
     TrainOrder: train,
     exchanges.FitOrder: fit,
     exchanges.DescribeOrder: describe,
     exchanges.BackpropOrder: backprop,
-    KeysOrder: make_keys,
-    SharesOrder: deal_shares,
-    MaskedOrder: train_masked,
-    ConfirmOrder: confirm,
-    UnmaskOrder: unmask,
-    EvaluateOrder: evaluate_order,
-    CompareOrder: compare,
+    masks.KeysOrder: make_keys,
+    masks.SharesOrder: deal_shares,
+    masks.MaskedOrder: train_masked,
+    masks.ConfirmOrder: confirm,
+    masks.UnmaskOrder: unmask,
+    orders.EvaluateOrder: evaluate_order,
+    orders.CompareOrder: compare,
     Offer: _decline,
 }
-"""The handler of each kind of order, which returns the order's `answer`."""
+"""The handler of each kind of order, which returns the order's `answer`.
+
+All of them raise a WireError if the order does not fit this client, and a HyperbloomError if its user does not allow
+it, the own model fails, training diverges, or memory or disk are not enough.
+"""
 
 
 def serve(app: ClientApp, kind: type[Order], handler: Callable[[Context, Any], Any]) -> None:
@@ -101,7 +95,7 @@ def _client(context: Context) -> Client:
     return client_for(ClientSettings.from_node_config(context.node_config))
 
 
-SCORED = {order.message_type: order.answer for order in (EvaluateOrder, CompareOrder)}
+SCORED = {order.message_type: order.answer for order in (orders.EvaluateOrder, orders.CompareOrder)}
 
 
 def counting(sent: Sent) -> Callable[[Message, Context], Message]:

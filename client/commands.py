@@ -311,17 +311,16 @@ def _join(ctx: click.Context, /, eps: float | None, delta: float | None, budget:
     check_writable(out)  # before the budget is spent
     link = shared.make_link(flags)
 
+    from hyperbloom.client.newcomer.guarantee import Promise
     from hyperbloom.client.newcomer.join import join
     from hyperbloom.client.newcomer.ledger import Ledger
-    from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
+    from hyperbloom.client.newcomer.newcomer import Newcomer
     from hyperbloom.client.newcomer.sources import Sources
 
     promise = Promise(eps, delta) if eps is not None and delta is not None else None
     spec = shared.data_spec(flags)
     ledger = Ledger(folder)
-    ledger.read()  # report a damaged ledger or an exhausted budget before connecting
-    if promise and budget is not None:
-        ledger.afford(promise.epsilon, promise.delta, budget)
+    ledger.afford(promise, budget)  # report a damaged ledger or an exhausted budget before connecting
     newcomer = Newcomer(Sources(spec), flags["size"], promise, budget, ledger, flags["server"])
     join(link, newcomer)
     print(f"{out}: {', '.join(newcomer.write(out))}")

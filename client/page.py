@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from hyperbloom.client.keep.releases import RELEASES, read_releases
 from hyperbloom.client.keep.sent import CHANGES, TRAINING, read_sent
 from hyperbloom.common.errors import ConfigError, attempt
 from hyperbloom.common.metrics import scale_of, title_of
@@ -26,13 +27,11 @@ DELTA = 1e-5
 
 def page(folder: Path) -> bytes:
     """Return the page of the client with this state folder; ConfigError if there is none, or its ledger is damaged."""
-    ledger, path = read_sent(folder), folder / "releases.json"
+    ledger, counts = read_sent(folder), attempt(read_releases, folder)
     if not ledger:
         raise ConfigError(f"expected the state folder of a client that has joined, found no sent.json in {folder}")
-    try:
-        counts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"changes": 0, "scores": 0}
-    except ValueError:
-        raise ConfigError(f"{path} is damaged: nothing leaves until it is restored from a backup") from None
+    if isinstance(counts, Exception):
+        raise ConfigError(f"{folder / RELEASES} is damaged: nothing leaves until it is restored from a backup")
     limits = ledger["limits"]
     noisy = (ledger["least"], ledger["noisy"]), (limits["noise"], limits["changes"])
     template = templates("hyperbloom.client").get_template("client.html")

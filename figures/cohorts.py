@@ -47,7 +47,7 @@ class Study:
 
     def __init__(self, clients: list[ClientData], model: str, seed: int) -> None:
         self.clients, self.seed = clients, seed
-        spec = ModelSpec.choose(model, "M", clients[0].input_shape, clients[0].num_classes)
+        spec = ModelSpec(model, "M", clients[0].input_shape, clients[0].num_classes).resolved()
         layout = full_layout(spec)
         self.module = build(spec)
         self.shared = FlatPart(self.module, layout)

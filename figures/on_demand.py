@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import functional as images
 
-from hyperbloom.client.newcomer.guarantee import guarantee, privatise
+from hyperbloom.client.newcomer.guarantee import Promise, guarantee, privatise
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.data import ClientData, Examples, data_source
 from hyperbloom.common.encoders import Encoder, build_encoder, encode
@@ -176,7 +176,7 @@ def privacy(study: Study, draws: int) -> list[dict[str, Any]]:
         open_ = scores(study, described[:, None])
         results.append(study.line("privacy", open_, examples=count, epsilon=None, mechanism=None, sigma=0.0))
         for epsilon, mechanism in NOISES:
-            promised = guarantee(encoder, count, epsilon, DELTA)
+            promised = guarantee(encoder, count, Promise(epsilon, DELTA))
             if mechanism == "classical":  # the paper's
                 sigma = promised.sensitivity * math.sqrt(2 * math.log(1.25 / DELTA)) / epsilon
                 promised = replace(promised, sigma=sigma)

@@ -79,7 +79,7 @@ def target_spec(
     config: RunConfig, size: str, input_shape: tuple[int, ...], num_classes: int, task: Task = CLASSIFICATION
 ) -> ModelSpec:
     """Return a run's target network of a size for data of this form."""
-    return ModelSpec.choose(config.model, size, input_shape, num_classes, task, config.adapt, config.backbone)
+    return ModelSpec(config.model, size, input_shape, num_classes, config.adapt, config.backbone).resolved(task)
 
 
 class Algorithm(ABC):
@@ -131,10 +131,8 @@ class Algorithm(ABC):
         self.options = check(self.options_type, config.options, f"options of {config.strategy}")
         self.clients: dict[int, Client] = {}
         kind = type(self)
-        if kind.restore is Algorithm.restore and (kind.state, kind.checkpoint) != (
-            Algorithm.state,
-            Algorithm.checkpoint,
-        ):
+        stateless = (kind.state, kind.checkpoint) == (Algorithm.state, Algorithm.checkpoint)
+        if kind.restore is Algorithm.restore and not stateless:
             raise ConfigError(f"{config.strategy}: expected a method restore, or --resume would forget its state")
         adapts = models.Adapt.parse(config.adapt).kind != models.ALL or config.backbone
         if adapts and (self.own_models == "must" or self.adapt != config.adapt):

@@ -35,14 +35,13 @@ from hyperbloom.common.errors import CohortError, ConfigError, ModelError, Refus
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import OWN, ModelSpec
-from hyperbloom.common.wire.orders import Introduction, Refinement
+from hyperbloom.common.wire.orders import ALL_TYPES, Introduction, Refinement
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import LARGEST_NETWORK, Algorithm, Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.hypernetworks.graph import Target, average_parts, follow, split_parts
 from hyperbloom.strategies.turn import Turn
 
-_ALL = ("all",)  # the answer of clients that ask for all parts instead of naming their layer types
 MOST_TYPES = 512
 """Most layer types of one client; ResNet-152 has about 40."""
 
@@ -99,7 +98,7 @@ class _GraphStrategy(Algorithm):
             return set(disclosed_graph(about).types)
         if about.types is None:
             raise RefusedError("this run trains every client's own model; join with --model")
-        if about.types == _ALL:
+        if about.types == ALL_TYPES:
             return set()
         if len(about.types) > MOST_TYPES:
             raise RefusedError(f"expected at most {MOST_TYPES} layer types, found {len(about.types)}")
@@ -198,7 +197,7 @@ class GHN(_GraphStrategy):
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Refuse a client that does not name its parts where masks or noise hide which of them it has changed."""
         hidden = self.config.secure_aggregation or self.config.privacy.where == "client"
-        if hidden and about.types == _ALL and about.graph is None:
+        if hidden and about.types == ALL_TYPES and about.graph is None:
             raise RefusedError("masks or noise hide which parts a client has trained; join with --disclose types")
         super().serves(about, others)
 
@@ -225,7 +224,7 @@ class GHN(_GraphStrategy):
 
     def layout(self, client: Client) -> Layout:
         """Return the layout of the shared part and of the client's layer types, or of all parts if it asks for them."""
-        wants_all = client.about.types == _ALL and client.about.graph is None
+        wants_all = client.about.types == ALL_TYPES and client.about.graph is None
         return self.hypernetwork.layout(self.known_types() if wants_all else self.types_of(client.about))
 
     def learn(self, updates: Sequence[Update]) -> None:
@@ -239,7 +238,7 @@ def _trained(update: Update) -> dict[str, Tensor]:
     """Return the parts that a client trained: all that it asked for or, if it asked for all, those that changed."""
     assert update.layout is not None and update.returned is not None and update.sent is not None
     parts = split_parts(update.layout, update.returned)
-    if update.client.about.types != _ALL:
+    if update.client.about.types != ALL_TYPES:
         return parts
     sent = split_parts(update.layout, update.sent)
     return {part: values for part, values in parts.items() if not torch.equal(values, sent[part])}

@@ -153,11 +153,12 @@ class ODPFL(PFedHN):
         clients = draw(self.config.seed, 0, CALIBRATION, turn.candidates)
         if self.encoder.is_bounded:
             yield from self._describe(turn, clients, keep=False)
-            if self._descriptors:  # features, as the tail is fresh
-                self.encoder.centre(torch.stack(list(self._descriptors.values())))
-                self._descriptors = {}
+            if not self._descriptors:  # nobody answered; the next round tries again
+                return
+            self.encoder.centre(torch.stack(list(self._descriptors.values())))  # of features, as the tail is fresh
+            self._descriptors = {}
         yield from self._describe(turn, clients, keep=False)
-        self.encoder.calibrated = True
+        self.encoder.calibrated = self.encoder.is_bounded or bool(self._descriptors)
         if len(self._descriptors) > 1:
             self.encoder.scale(torch.stack(list(self._descriptors.values())))
             self._descriptors = {}

@@ -11,6 +11,7 @@ a release to the disk before it sends it, so after a crash the count is at most 
 """
 
 import json
+from pathlib import Path
 from typing import Literal
 
 from hyperbloom.client.settings import ClientSettings
@@ -19,6 +20,8 @@ from hyperbloom.common.files.storage import locked, write_json
 from hyperbloom.common.reasons import Reason
 
 Kind = Literal["changes", "scores"]
+
+RELEASES = "releases.json"
 
 MOST_CHANGES = 1000
 """Default for the most changes of a client whose user requires noise or masks."""
@@ -30,7 +33,7 @@ class Releases:
     """The ledger in a client's state folder, with the bounds of its user."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        self.path = settings.folder / "releases.json"
+        self.path = settings.folder / RELEASES
         self._settings = settings
         insists = settings.min_noise is not None or settings.min_masked is not None
         self.most: dict[Kind, int | None] = {
@@ -92,7 +95,7 @@ class Releases:
             )
         try:
             with locked(self.path):
-                counts = self._read()
+                counts = read_releases(self.path.parent)
                 if counts[kind] + count > most:
                     raise HyperbloomError(
                         f"the client has sent {counts[kind]} {kind} that are made of its training examples; its user "
@@ -104,14 +107,17 @@ class Releases:
         except OSError as error:
             raise ConfigError(f"--state-dir: cannot count what leaves: {error.strerror or error}") from None
 
-    def _read(self) -> dict[Kind, int]:
-        if not self.path.exists():
-            return {"changes": 0, "scores": 0}
-        try:
-            counts: dict[Kind, int] = json.loads(self.path.read_text(encoding="utf-8"))
-            if set(counts) == set(_FLAGS) and all(type(count) is int and count >= 0 for count in counts.values()):
-                return counts
-        except (ValueError, TypeError):
-            pass
-        # A fresh start would forget what servers have seen. The text omits the path, because the server reads it.
-        raise HyperbloomError("releases.json in the client's state folder is damaged; restore it from a backup")
+
+def read_releases(folder: Path) -> dict[Kind, int]:
+    """Return the counts in a state folder; HyperbloomError if the ledger is damaged."""
+    path = folder / RELEASES
+    if not path.exists():
+        return {"changes": 0, "scores": 0}
+    try:
+        counts: dict[Kind, int] = json.loads(path.read_text(encoding="utf-8"))
+        if set(counts) == set(_FLAGS) and all(type(count) is int and count >= 0 for count in counts.values()):
+            return counts
+    except (ValueError, TypeError, AttributeError):
+        pass
+    # A fresh start would forget what servers have seen. The text omits the path, because the server reads it.
+    raise HyperbloomError(f"{RELEASES} in the client's state folder is damaged; restore it from a backup")

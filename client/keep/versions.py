@@ -46,30 +46,21 @@ class Versioned:
 
     def write(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], scope: Scope) -> None:
         """Write a new version, and keep those earlier ones to which the server may go back."""
-        rewinds = len(scope.rewound)
         try:
-            current = [version for version in self._current() if _is_part(version, scope)]
+            current = list(self._current())
         except (SafetensorError, OSError):
             current = []  # a damaged version is not worth keeping
-        for version in current:
-            kept = self._earlier / f"{self._name}@{version.round}-{version.rewinds}.safetensors"
-            if any(version.round <= point < scope.round for point in scope.resume_points[-CHECKPOINTS:]):
-                keep(version.path, kept)
-        when = torch.tensor([scope.round, rewinds])  # safetensors writes metadata in varying order
-        write_tensors(self.path, {**tensors, "moment": when}, metadata)
-        self._prune(scope)
-
-    def _prune(self, scope: Scope) -> None:
-        kept = list(self._kept())
-        known = [version for version in kept if _is_part(version, scope)]
-        known.append(_Version(self.path, scope.round, len(scope.rewound)))
-        needed = set()
+        kept, new = list(self._kept()), _Version(self.path, scope.round, len(scope.rewound))
+        known, needed = [new, *(each for each in (*kept, *current) if _is_part(each, scope))], set[_Version]()
         for point in scope.resume_points[-CHECKPOINTS:]:
             before = [version for version in known if version.round <= point]
-            if before:
-                needed.add(max(before, key=lambda version: version.round).path)
+            needed |= {max(before, key=lambda version: version.round)} if before else set()
+        for version in needed.intersection(current):
+            keep(self.path, self._earlier / f"{self._name}@{version.round}-{version.rewinds}.safetensors")
+        when = torch.tensor(new[1:])  # safetensors writes metadata in varying order
+        write_tensors(self.path, {**tensors, "moment": when}, metadata)
         for version in kept:
-            if version.path not in needed:
+            if version not in needed:
                 version.path.unlink(missing_ok=True)
 
     def _current(self) -> Iterator[_Version]:

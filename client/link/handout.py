@@ -82,7 +82,7 @@ def _listed(content: bytes | None) -> dict[str, tuple[int, str]]:
     try:
         files: dict[str, Any] = json.loads(content)
         listed = {name: (int(size), str(digest)) for name, (size, digest) in files.items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         listed = {}
     if not 0 < len(listed) <= MOST_FILES or not all(map(travels, listed)) or min(s for s, _ in listed.values()) < 0:
         raise ConnectionFailed("--fetch-backbone: expected a list of a network's files from the server")

@@ -27,16 +27,25 @@ import torch
 from torch import Tensor
 
 from hyperbloom.common.encoders import Encoder
-from hyperbloom.common.errors import ConfigError, DataError
-from hyperbloom.common.secrecy.noise import delta_of, noise, smallest
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.secrecy.noise import add_noise, delta_of, smallest
 
 
 @dataclass(frozen=True)
-class Guarantee:
-    """A privacy guarantee for each example; `sigma` is the standard deviation of the noise in each coordinate."""
+class Promise:
+    """The privacy of each example that a user asks for; ConfigError if epsilon or delta is out of range."""
 
     epsilon: float
     delta: float
+
+    def __post_init__(self) -> None:
+        noise_scale(self.epsilon, self.delta)
+
+
+@dataclass(frozen=True)
+class Guarantee(Promise):
+    """How a promise is kept; `sigma` is the standard deviation of the noise in each coordinate."""
+
     examples: int
     sensitivity: float
     sigma: float
@@ -62,28 +71,20 @@ class Guarantee:
         return (promise, means, limits, weak) if self.delta * self.examples >= 1 else (promise, means, limits)
 
 
-def guarantee(encoder: Encoder, examples: int, epsilon: float, delta: float) -> Guarantee:
-    """Return the guarantee (epsilon, delta) with the noise that it needs for `examples` samples.
-
-    Raises:
-        ConfigError: epsilon or delta is out of range, or no bound holds for the encoder.
-    """
+def guarantee(encoder: Encoder, examples: int, promise: Promise) -> Guarantee:
+    """Return a promise with the noise that it needs for `examples` samples; ConfigError if the encoder has no bound."""
     sensitivity = encoder.sensitivity(examples)
     if not (math.isfinite(sensitivity) and sensitivity >= 0):
         raise ConfigError(f"the encoder's sensitivity: expected a finite number, found {sensitivity}")
-    return Guarantee(epsilon, delta, examples, sensitivity, sensitivity * noise_scale(epsilon, delta))
+    sigma = sensitivity * noise_scale(promise.epsilon, promise.delta)
+    return Guarantee(promise.epsilon, promise.delta, examples, sensitivity, sigma)
 
 
 def privatise(
     descriptor: Tensor, promised: Guarantee, random_bytes: Callable[[int], bytes] = secrets.token_bytes
 ) -> Tensor:
-    """Return the `(k,)` descriptor with noise, as float32; DataError if it is not finite, which noise cannot hide."""
-    if not bool(descriptor.isfinite().all()):
-        raise DataError("the descriptor is not finite; are the inputs? Nothing was sent")
-    noisy = descriptor.detach().cpu().double() + promised.sigma * torch.from_numpy(
-        noise(descriptor.numel(), random_bytes)
-    )
-    return noisy.to(torch.float32)
+    """Return the `(k,)` descriptor with noise, as float32. Noise cannot hide what is not finite."""
+    return add_noise(descriptor.detach().cpu().double(), promised.sigma, random_bytes).to(torch.float32)
 
 
 def noise_scale(epsilon: float, delta: float) -> float:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hyperbloom.client.newcomer.guarantee import Guarantee
+from hyperbloom.client.newcomer.guarantee import Guarantee, Promise
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.files.storage import locked, write_json
 
@@ -33,11 +33,9 @@ class Ledger:
         """
         try:
             with locked(self.path):
-                spent = self.read()
+                spent = self.afford(promised, budget)
                 entry: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "server": to}
                 entry |= asdict(promised) if promised else {"epsilon": None}
-                if promised and budget is not None:
-                    self._check(spent, promised.epsilon, promised.delta, budget)
                 write_json(self.path, {"spent": [*spent, entry]}, mode=0o600)
                 return _total([*spent, entry])
         except OSError as error:
@@ -57,12 +55,12 @@ class Ledger:
                 "from a backup; starting anew would forget what the server has seen"
             ) from None
 
-    def afford(self, epsilon: float, delta: float, budget: float) -> None:
-        """Check the budget without an entry; errors as in `spend`."""
-        self._check(self.read(), epsilon, delta, budget)
-
-    def _check(self, spent: list[dict[str, Any]], epsilon: float, delta: float, budget: float) -> None:
-        before = _total(spent)
+    def afford(self, promised: Promise | None, budget: float | None) -> list[dict[str, Any]]:
+        """Return the entries so far, if the budget allows a descriptor with this promise; errors as in `spend`."""
+        spent = self.read()
+        if promised is None or budget is None:
+            return spent
+        before, epsilon, delta = _total(spent), promised.epsilon, promised.delta
         if before is None:
             raise RefusedError(f"--budget: no budget holds: a descriptor without noise has left (see {self.path})")
         if before[0] + epsilon > budget * (1 + 1e-9):  # tolerance for sums of decimal fractions
@@ -75,6 +73,7 @@ class Ledger:
                 f"--budget: delta {before[1]:g} has been spent (see {self.path}); with another {delta:g} nothing would "
                 "be promised at all. Nothing was sent"
             )
+        return spent
 
 
 def _total(entries: list[dict[str, Any]]) -> tuple[float, float] | None:

@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyperbloom.client.newcomer.guarantee import Guarantee, guarantee, noise_scale, privatise
+from hyperbloom.client.newcomer.guarantee import Guarantee, Promise, guarantee, privatise
 from hyperbloom.client.newcomer.ledger import Ledger
 from hyperbloom.client.newcomer.sources import Sources
+from hyperbloom.client.work.encoding import loaded_encoder
 from hyperbloom.client.work.scoring import evaluate, settle_norms
 from hyperbloom.common import models
 from hyperbloom.common.data import Examples
-from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout, encode, encoder_layout, version_of
+from hyperbloom.common.encoders import descriptor_layout, encode
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.metrics import scale_of, title_of
@@ -37,17 +38,6 @@ _UNLIKE = (
     "these data look unlike those of all %d clients that trained (noise on the descriptor counts); try the model on "
     "examples whose labels you know before you rely on it"
 )
-
-
-@dataclass(frozen=True)
-class Promise:
-    """The guarantee that a user asks for."""
-
-    epsilon: float
-    delta: float
-
-    def __post_init__(self) -> None:
-        noise_scale(self.epsilon, self.delta)
 
 
 @dataclass
@@ -116,20 +106,14 @@ class Newcomer:
     def _encoded(self, offer: Offer, inputs: Tensor) -> Tensor:
         """Return the descriptor `(k,)` as it is sent, once it is in the ledger."""
         seen = models.backbone_features(self._spec(offer), inputs) if self.sources.backbone else inputs
-        spec = EncoderSpec(offer.encoder, tuple(seen.shape[1:]), offer.dim)
-        offer.weights.check(encoder_layout(spec), torch.float32)
-        if version_of(offer.weights.values) != offer.encoder_version:
-            raise WireError(f"the encoder is not the one that the server says, {offer.encoder_version}")
-        encoder = build_encoder(spec).eval()
+        encoder, _ = loaded_encoder(offer.encoder, seen, offer.dim, offer.weights, offer.encoder_version)
         with torch.no_grad():
-            for name, value in offer.weights.layout.views(offer.weights.values).items():
-                encoder.get_parameter(name).copy_(value)
             descriptor = encode(encoder, seen)
-        if self.promise:
-            self.guarantee = guarantee(encoder, len(inputs), self.promise.epsilon, self.promise.delta)
-            descriptor = privatise(descriptor, self.guarantee)
-        elif not bool(descriptor.isfinite().all()):
+        if not bool(descriptor.isfinite().all()):
             raise DataError("the descriptor is not finite; are the inputs? Nothing was sent")
+        if self.promise:
+            self.guarantee = guarantee(encoder, len(inputs), self.promise)
+            descriptor = privatise(descriptor, self.guarantee)
         self.spent = self.ledger.spend(self.guarantee, self.budget, self.server)
         return descriptor
 

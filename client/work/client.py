@@ -74,7 +74,7 @@ class Client:
             check_tokens(build(self.pretrained), max(float(p.inputs.max()) for p in (data.train, data.val, data.test)))
         self.own: ModelSpec | None = None
         if settings.model is not None:
-            self.own = ModelSpec.choose(settings.model, *about, self.task)
+            self.own = ModelSpec(settings.model, *about).resolved(self.task)
             with torch.random.fork_rng(devices=[]):
                 build_own(self.own)  # report now that it cannot run
             try:

@@ -43,12 +43,7 @@ class _Trial:
 
 @enough_memory()
 def compare(client: Client, order: CompareOrder) -> CompareResult:
-    """Compare with training alone, tell this client's user, and keep the best model for `flower-client export`.
-
-    Raises:
-        WireError: the order does not fit this client.
-        HyperbloomError: the user does not allow it, the own model failed, or the memory was not enough.
-    """
+    """Compare with training alone, tell this client's user, and keep the best model for `flower-client export`."""
     sgd = order.sgd
     if min(order.rounds, sgd.steps, sgd.batch_size) < 1 or order.rounds * sgd.steps > MOST_COMPARED:
         raise WireError(f"order: expected 1 to {MOST_COMPARED} steps, found {order.rounds} rounds of {sgd.steps}")

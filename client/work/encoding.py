@@ -25,15 +25,10 @@ LOADED_ENCODERS = 4
 
 
 def describe(client: Client, order: DescribeOrder) -> DescribeResult:
-    """Return the descriptor of the training examples, and keep the encoder if a gradient follows.
-
-    Raises:
-        WireError: the encoder does not fit the examples, or differs from the version in the order.
-        HyperbloomError: the user does not allow it.
-    """
+    """Return the descriptor of the training examples, and keep the encoder if a gradient follows."""
     client.releases.check_change()
     inputs = encoder_inputs(client)
-    module, _ = _loaded(order.encoder, inputs, order.dim, order.weights, order.version)
+    module, _ = loaded_encoder(order.encoder, inputs, order.dim, order.weights, order.version)
     with torch.no_grad():
         descriptor = encoders.encode(module, inputs.to(order.weights.values.dtype)).cpu()
     if order.keep:
@@ -43,12 +38,7 @@ def describe(client: Client, order: DescribeOrder) -> DescribeResult:
 
 
 def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
-    """Return the vector-Jacobian product of the descriptor with the order's gradient.
-
-    Raises:
-        WireError: the client does not hold this encoder, or the gradient does not fit it.
-        HyperbloomError: the examples have changed since, or the user does not allow it.
-    """
+    """Return the vector-Jacobian product of the descriptor with the order's gradient."""
     client.releases.check_change()
     kept = client.state.encoder.load({"run": order.run_id, "version": order.version})
     if kept is None:
@@ -58,7 +48,7 @@ def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
     sent = Weights(
         encoders.encoder_layout(encoders.EncoderSpec(order.encoder, tuple(inputs.shape[1:]), order.dim)), values
     )
-    module, part = _loaded(order.encoder, inputs, order.dim, sent, order.version)
+    module, part = loaded_encoder(order.encoder, inputs, order.dim, sent, order.version)
     order.weights.check(encoders.descriptor_layout(order.dim), values.dtype)
     part.gradient.zero_()
     now = encoders.encode_backward(module, inputs.to(values.dtype), order.weights.values.to(inputs.device)).cpu()
@@ -79,7 +69,7 @@ def fit_encoder(fit: Fit, inputs: Tensor) -> Weights:
     if fit.steps < 1:
         raise WireError(f"order: expected at least 1 step to fit the encoder, found {fit.steps}")
     dim = fit.descriptor.layout.numel
-    module, part = _loaded(fit.encoder, inputs, dim, fit.gamma, fit.version)
+    module, part = loaded_encoder(fit.encoder, inputs, dim, fit.gamma, fit.version)
     fit.descriptor.check(encoders.descriptor_layout(dim), fit.gamma.values.dtype)
     inputs, wanted = inputs.to(fit.gamma.values.dtype), fit.descriptor.values.to(inputs.device)
     velocity = torch.zeros_like(part.values)
@@ -103,7 +93,9 @@ def encoder_inputs(client: Client) -> Tensor:
     return on_features(client, client.backbone or "", client.train_data, compute).inputs
 
 
-def _loaded(name: str, inputs: Tensor, dim: int, weights: Weights, version: str) -> tuple[encoders.Encoder, FlatPart]:
+def loaded_encoder(
+    name: str, inputs: Tensor, dim: int, weights: Weights, version: str
+) -> tuple[encoders.Encoder, FlatPart]:
     """Return this process's encoder for inputs `(N, ...)` with these weights; WireError if they do not fit."""
     if encoders.version_of(weights.values) != version:
         raise WireError(f"order: the encoder is not the one that it says, {version}")

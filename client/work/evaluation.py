@@ -21,12 +21,7 @@ log = logging.getLogger("hyperbloom.client")
 
 @enough_memory()
 def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
-    """Score the order's weights with the private part on validation and test examples.
-
-    Raises:
-        WireError: the order does not fit this client.
-        HyperbloomError: the user does not allow it, the own model failed, or the memory was not enough.
-    """
+    """Score the order's weights with the private part on validation and test examples."""
     network = load(client, order.scope, order.target, order.weights)
     if order.target.private == "copy":
         network.shared.load(network.personal.values)
@@ -75,8 +70,7 @@ def keep_scored(
 ) -> None:
     """Keep a model, perhaps one trained alone, for `flower-client export`; a full disk causes a warning."""
     target = order.target
-    spec = (client.own if lone else None) or own_of(client, order) or spec_of(client, target)
-    spec = ModelSpec.choose(spec.name, spec.size, spec.input_shape, spec.num_classes)
+    spec = ((client.own if lone else None) or own_of(client, order) or spec_of(client, target)).resolved()
     facts = Scored(
         model=spec.name,
         size=spec.size,

@@ -24,15 +24,12 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy.keys import server_of
 from hyperbloom.common.secrecy.noise import noise
 from hyperbloom.common.tasks import Task
-from hyperbloom.common.wire.orders import ASKS, Greeting, Introduction, Notice
+from hyperbloom.common.wire.orders import ALL_TYPES, ASKS, Greeting, Introduction, Notice
 
 log = logging.getLogger("hyperbloom.client")
 
 FEWEST_VALUES = 10
 """Fewest values of which moments are told: those of one value are the value."""
-
-ALL_TYPES = ("all",)
-"""Sent in place of layer types by a client that gets all parts of the hypernetwork, to hide which ones it uses."""
 
 
 def introduce(client: Client, greeting: Greeting) -> Introduction:

@@ -65,12 +65,7 @@ def deal_shares(client: Client, order: wire.SharesOrder) -> wire.SharesResult:
 
 
 def train_masked(client: Client, order: wire.MaskedOrder) -> wire.MaskedResult:
-    """Train, and return the masked change.
-
-    Raises:
-        WireError: the order does not fit this client, or this stage of the round.
-        HyperbloomError: the user does not allow it, or training failed.
-    """
+    """Train, and return the masked change."""
     with _current(client, order, order.scope.run_id, order.scope.round) as secure:
         fewest = secure.expect(order)
         client.releases.check_sum(f"a part that {fewest} or more train", fewest)

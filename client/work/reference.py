@@ -20,12 +20,7 @@ from hyperbloom.common.wire.exchanges import ReferenceOrder, ReferenceResult, Re
 
 
 def keep_reference(client: Client, order: ReferenceOrder) -> ReferenceResult:
-    """Write the reference set to the client's disk.
-
-    Raises:
-        WireError: it does not match its digest, or its inputs do not fit the client's.
-        HyperbloomError: it cannot be written.
-    """
+    """Write the reference set to the client's disk."""
     arrived, input_shape = order.weights, client.input_shape
     shapes = arrived.layout.shapes
     shape = shapes[0][1] if len(shapes) == 1 else ()
@@ -42,12 +37,7 @@ def keep_reference(client: Client, order: ReferenceOrder) -> ReferenceResult:
 
 
 def represent(client: Client, order: RepresentOrder) -> RepresentResult:
-    """Return a factor of the kernel matrix of the network's representations of a round's reference inputs.
-
-    Raises:
-        WireError: the order does not fit this client.
-        HyperbloomError: the user does not allow it, or the representations are not finite.
-    """
+    """Return a factor of the kernel matrix of the network's representations of a round's reference inputs."""
     client.releases.check_change()
     inputs = reference_rows(client, order.reference, order.rows, order.draw)
     module = load(client, order.scope, order.target, None).module

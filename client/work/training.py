@@ -23,12 +23,7 @@ from hyperbloom.common.wire.weights import LARGEST_NORM, Weights
 
 @enough_memory()
 def train(client: Client, order: TrainOrder) -> TrainResult:
-    """Train as ordered, and write the private part to the disk before returning.
-
-    Raises:
-        WireError: the order does not fit this client.
-        HyperbloomError: the user does not allow it, the training diverged, or memory or disk were not enough.
-    """
+    """Train as ordered, and write the private part to the disk before returning."""
     start = time.perf_counter()
     network, seed = prepare(client, order)
     method, likeness = order.method, None
@@ -43,19 +38,14 @@ def train(client: Client, order: TrainOrder) -> TrainResult:
 
 
 def fit(client: Client, order: FitOrder) -> FitResult:
-    """Train, and fit the encoder to the order's descriptor; errors as in `train` and `fit_encoder`."""
+    """Train, and fit the encoder to the order's descriptor."""
     result = train(client, order)
     gamma = fit_encoder(order.fit, encoder_inputs(client))
     return FitResult(**vars(result), version=order.fit.version, gamma=gamma)
 
 
 def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:
-    """Check an order, load its network, and return it with the seed of the batches.
-
-    Raises:
-        WireError: the order does not fit this client.
-        HyperbloomError: the user does not allow it.
-    """
+    """Check an order, load its network, and return it with the seed of the batches."""
     steps = (order.sgd.steps, order.fit.steps) if isinstance(order, FitOrder) else (order.sgd.steps,)
     if order.reply not in REPLIES or order.sgd.steps < 1 or max(steps) > MOST_STEPS or order.sgd.batch_size < 1:
         raise WireError(f"order: expected reply in {REPLIES}, 1 to {MOST_STEPS} steps, found {order.reply!r}, {steps}")
@@ -73,11 +63,7 @@ def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:
 
 
 def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, seconds: float) -> TrainResult:
-    """Keep the private part of the trained network, and return the result that the order asks for.
-
-    Raises:
-        HyperbloomError: the training diverged, or the disk is full.
-    """
+    """Keep the private part of the trained network, and return the result that the order asks for."""
     network.holds = None  # when several train at once, an earlier one has set it
     hidden = order.noise is not None or order.quiet or client.releases.bounded
     norms = (float(part.values.norm()) for part in (network.shared, network.personal))  # the loss is a step older

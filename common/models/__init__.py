@@ -80,20 +80,10 @@ class ModelSpec:
         """Whether all of the network is made here and adapted."""
         return FORM.sub(ALL, self.adapt) == ALL and self.backbone is None
 
-    @classmethod
-    def choose(
-        cls,
-        name: str,
-        size: str,
-        input_shape: tuple[int, ...],
-        num_classes: int,
-        task: Task = CLASSIFICATION,
-        adapt: str = ALL,
-        backbone: str | None = None,
-    ) -> "ModelSpec":
-        """Resolve the name 'auto', which depends on the backbone and on the task."""
-        auto = BACKBONE if backbone else task.auto_model(input_shape)
-        return cls(auto if name == "auto" else name, size, input_shape, num_classes, adapt, backbone)
+    def resolved(self, task: Task = CLASSIFICATION) -> "ModelSpec":
+        """Return the spec with a name in place of 'auto', which depends on the backbone and on the task."""
+        auto = BACKBONE if self.backbone else task.auto_model(self.input_shape)
+        return replace(self, name=auto) if self.name == "auto" else self
 
 
 def model_names() -> tuple[str, ...]:
@@ -146,7 +136,7 @@ def build_own(spec: ModelSpec) -> nn.Module:
         return adapted(*_backbone(spec, build_own), Adapt.parse(spec.adapt))
     if ":" in spec.name:
         return build_from_factory(spec.name, spec.input_shape, spec.num_classes)
-    return build(ModelSpec.choose(spec.name, spec.size, spec.input_shape, spec.num_classes, adapt=spec.adapt))
+    return build(spec.resolved())
 
 
 def full_layout(spec: ModelSpec) -> Layout:

@@ -79,18 +79,8 @@ def represent(module: nn.Module, last: nn.Module, inputs: Tensor) -> Tensor:
     Raises:
         ModelError: the layer's input has not one row for each input.
     """
-    taken: list[Tensor] = []
-
-    def take(part: nn.Module, args: tuple[object, ...]) -> None:
-        if args and isinstance(args[0], Tensor):
-            taken.append(args[0])
-
-    hook = last.register_forward_pre_hook(take)
-    try:
-        with _steady(module):
-            module(inputs)
-    finally:
-        hook.remove()
+    with _entering(last) as taken, _steady(module):
+        module(inputs)
     if not taken or len(taken[-1]) != len(inputs):
         found = tuple(taken[-1].shape) if taken else "none"
         raise ModelError(f"last layer: expected a tensor with {len(inputs)} rows to enter it, found {found}")
@@ -101,15 +91,21 @@ def represent(module: nn.Module, last: nn.Module, inputs: Tensor) -> Tensor:
 def features(module: nn.Module, inputs: Tensor) -> Tensor:
     """Return the features `(N, F)` that enter a network's last layer for inputs `(N, ...)`, in evaluation mode."""
     module.eval()
-    seen: list[Tensor] = []
-    head = last_layer(module, tuple(inputs.shape[1:]))
-    hook = head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-    try:
+    with _entering(last_layer(module, tuple(inputs.shape[1:]))) as seen:
         for part in inputs.split(BATCH):
             module(part)
+    return torch.cat(seen)
+
+
+@contextmanager
+def _entering(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Yield a list, to which every call of a layer in the body adds the tensor that enters it."""
+    taken: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, args: taken.extend(x for x in args[:1] if isinstance(x, Tensor)))
+    try:
+        yield taken
     finally:
         hook.remove()
-    return torch.cat(seen)
 
 
 def running_norms(module: nn.Module) -> list[_BatchNorm]:

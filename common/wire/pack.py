@@ -156,9 +156,9 @@ def _take_fields(left: dict[str, Any], kind: type[MessageT], prefix: str, owner:
 
 def _take(left: dict[str, Any], name: str, kind: Any, optional: bool, where: str) -> Any:
     """Remove a field from `left` and return it as `kind`."""
-    if _is_part(kind):
+    if dataclasses.is_dataclass(kind) and kind not in _TEXTS:  # a part, whose own fields travel
         inside = _inside(name) if kind is Weights else f"{name}."
-        if optional and not any(key in left for key in _keys(cast(Hashable, kind), inside)):
+        if optional and not any(key.startswith(inside) if inside else key in _WEIGHTS for key in left):
             return None
         assert isinstance(kind, type)
         return _unpack_weights(left, inside, where) if kind is Weights else _take_fields(left, kind, inside, where)
@@ -173,22 +173,6 @@ def _take(left: dict[str, Any], name: str, kind: Any, optional: bool, where: str
         return _TEXTS[kind][1](_typed(value, str, where))
     except ConfigError as error:
         raise WireError(f"order: {error}") from None
-
-
-def _is_part(kind: Any) -> bool:
-    """Return whether a field's type is a dataclass whose own fields travel."""
-    return dataclasses.is_dataclass(kind) and kind not in _TEXTS
-
-
-@cache
-def _keys(kind: Hashable, inside: str) -> tuple[str, ...]:
-    """Return all keys of a nested part; the part is present if one of them is."""
-    if kind is Weights:
-        return tuple(inside + key for key in _WEIGHTS)
-    keys: list[str] = []
-    for name, (hint, _) in _fields(kind).items():
-        keys += _keys(hint, f"{inside}{name}.") if _is_part(hint) else [inside + name]
-    return tuple(keys)
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:

@@ -104,3 +104,11 @@ def test_the_gain_is_that_of_the_last_run_which_compared(tmp_path: Path) -> None
 def test_a_folder_without_a_client_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"no sent.json in {tmp_path}")):
         page(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "7", '{"changes": 1}', '{"changes": "many", "scores": 0}'])
+def test_a_damaged_ledger_of_what_left_is_named(content: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "releases.json").write_text(content)
+    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path / 'releases.json'} is damaged: nothing leaves until")):
+        page(tmp_path)

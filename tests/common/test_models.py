@@ -104,11 +104,11 @@ def test_asking_for_a_layout_draws_no_random_number() -> None:
     ],
 )
 def test_auto_takes_a_lenet_for_images_of_28_pixels(input_shape: tuple[int, ...], name: str) -> None:
-    assert ModelSpec.choose("auto", "M", input_shape, 10) == ModelSpec(name, "M", input_shape, 10)
+    assert ModelSpec("auto", "M", input_shape, 10).resolved() == ModelSpec(name, "M", input_shape, 10)
 
 
 def test_a_name_is_taken_as_it_is() -> None:
-    assert ModelSpec.choose("mlp", "S", CIFAR, 10) == ModelSpec("mlp", "S", CIFAR, 10)
+    assert ModelSpec("mlp", "S", CIFAR, 10).resolved() == ModelSpec("mlp", "S", CIFAR, 10)
 
 
 @pytest.mark.parametrize(

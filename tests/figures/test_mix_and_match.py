@@ -52,7 +52,7 @@ def test_every_pair_is_the_model_put_together_by_hand(run: Path) -> None:
     _, values, _, _ = mix_and_match(run, config, None)
     tensors, roster = read_run(run)
     about = next(iter(roster)).about
-    spec = ModelSpec.choose(config.model, "M", about.input_shape, about.num_classes)
+    spec = ModelSpec(config.model, "M", about.input_shape, about.num_classes).resolved()
     shapes = {name: parameter.shape for name, parameter in build(spec).named_parameters()}
     for i, j in ((0, 1), (2, 0), (1, 3)):
         of_head, of_body = (written(tensors, row, shapes) for row in (i, j))

@@ -433,6 +433,18 @@ def test_few_descriptors_calibrate_an_encoder_and_one_does_not(
     assert torch.equal(alone.encoder.gamma, before) and alone.encoder.calibrated
 
 
+@pytest.mark.parametrize("encoder", ["dss", "private"])
+def test_an_encoder_is_calibrated_in_the_next_round_if_nobody_answers_now(
+    tmp_path: Path, doubles: None, encoder: str
+) -> None:
+    made = joined(config(options={"encoder": encoder}), *map(introduction, "abc"))
+    clients, fresh = Clients("abc", tmp_path), made.encoder.gamma.detach().clone()
+    play(made._calibrate(turn(made)), lambda name, order: Failed(Reason.FAILED, "busy"))
+    assert torch.equal(made.encoder.gamma, fresh) and not made.encoder.calibrated
+    play(made._calibrate(turn(made, 2)), clients.answer)
+    assert not torch.equal(made.encoder.gamma, fresh) and made.encoder.calibrated
+
+
 # ---------------------------------------------------------------------- two phases
 
 

@@ -165,7 +165,10 @@ def bounded(folder: Path) -> ClientSettings:
     return ClientSettings("a", SHARE, state_dir=folder, max_changes=5, max_scores=5)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"changes": 1}', '{"changes": -1, "scores": 0}', '{"a": 1}', "7"])
+DAMAGED = ["", "{", "[]", '["changes", "scores"]', '{"changes": 1}', '{"changes": -1, "scores": 0}', '{"a": 1}', "7"]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_ledger_lets_nothing_leave(content: str, tmp_path: Path) -> None:
     ledger = Releases(bounded(tmp_path))
     ledger.path.write_text(content)

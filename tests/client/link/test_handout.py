@@ -78,7 +78,12 @@ def test_damage_is_noticed_and_thrown_away(server: Server, tmp_path: Path) -> No
 
 
 NAMES = ["../x.json", "x.py", "/x.json"]
-LISTS = [*({name: [1, "0"]} for name in NAMES), {"x.json": [-1, "0"]}, {f"{i}.json": [1, "0"] for i in range(101)}]
+LISTS = [
+    *({name: [1, "0"]} for name in NAMES),
+    {"x.json": [-1, "0"]},
+    {"x.json": [1e999, "0"]},
+    {f"{i}.json": [1, "0"] for i in range(101)},
+]
 
 
 @pytest.mark.parametrize("listed", [b"", b"[]", b"{}", b"\xff", *(json.dumps(each).encode() for each in LISTS)])

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import torch
 
+from hyperbloom.client.newcomer.guarantee import Promise
 from hyperbloom.client.newcomer.ledger import Ledger
-from hyperbloom.client.newcomer.newcomer import Newcomer, Promise
+from hyperbloom.client.newcomer.newcomer import Newcomer
 from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.data.scaling import Scaling

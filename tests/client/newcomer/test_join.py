@@ -7,10 +7,10 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from hyperbloom.client.cli import main
-from hyperbloom.client.newcomer.guarantee import Guarantee
+from hyperbloom.client.newcomer.guarantee import Guarantee, Promise
 from hyperbloom.client.newcomer.join import newcomer_app
 from hyperbloom.client.newcomer.ledger import Ledger
-from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer, Promise
+from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer
 from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.wire.orders import Greeting, Notice

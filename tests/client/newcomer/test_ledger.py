@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperbloom.client.newcomer.guarantee import Guarantee
+from hyperbloom.client.newcomer.guarantee import Guarantee, Promise
 from hyperbloom.client.newcomer.ledger import Ledger
 from hyperbloom.common.errors import HyperbloomError, RefusedError
 
@@ -31,10 +31,10 @@ def test_beyond_the_budget_nothing_is_entered(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"epsilon 0.3 of 0.5 has been spent .* another 0.3 would be beyond"):
         ledger.spend(PROMISED, 0.5, "box")
     with pytest.raises(RefusedError, match="would be beyond it"):
-        ledger.afford(0.3, 0.01, 0.5)
-    ledger.afford(0.2, 0.01, 0.5)
+        ledger.afford(Promise(0.3, 0.01), 0.5)
+    ledger.afford(Promise(0.2, 0.01), 0.5)
     with pytest.raises(RefusedError, match=r"delta 0.003 has been spent .* nothing would be promised at all"):
-        ledger.afford(0.2, 0.997, 0.5)
+        ledger.afford(Promise(0.2, 0.997), 0.5)
     assert len(ledger.read()) == 3
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from hyperbloom.client.newcomer.guarantee import noise_scale
+from hyperbloom.client.newcomer.guarantee import Promise, noise_scale
 from hyperbloom.client.newcomer.ledger import Ledger
-from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer, Promise
+from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.encoders import version_of
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError, WireError

@@ -135,7 +135,7 @@ def test_balanced_weights_are_resampling_in_expectation() -> None:
 
 def test_masks_need_a_network_that_answers_for_pixels() -> None:
     assert MASKS.auto_model((1, 64, 64)) == "unet"
-    network = build(ModelSpec.choose("auto", "S", (1, 8, 12), 3, MASKS))
+    network = build(ModelSpec("auto", "S", (1, 8, 12), 3).resolved(MASKS))
     assert network(noise(2, 1, 8, 12)).shape == (2, 3, 8, 12)
     with pytest.raises(ModelError, match=r"expected a network with logits .* such as unet"):
         MASKS.loss(noise(2, 3), torch.zeros(2, 8, 8, dtype=torch.int64))

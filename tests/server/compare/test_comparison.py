@@ -141,7 +141,7 @@ def test_the_table_is_what_the_run_folders_say(out: Path) -> None:
 
 
 def test_bytes_are_those_of_the_weights_and_little_more(out: Path) -> None:
-    size = 4 * full_layout(ModelSpec.choose("auto", "M", (1, 8, 8), 10)).numel
+    size = 4 * full_layout(ModelSpec("auto", "M", (1, 8, 8), 10).resolved()).numel
     pfedhn = [(line["bytes_down"], line["bytes_up"]) for line in lines(out / "pfedhn-seed0/metrics.jsonl")]
     for bytes_of_round in (count for both in pfedhn for count in both):
         assert 2 * size < bytes_of_round < 2 * (size + 500)  # a cohort of two; evaluations are left out
