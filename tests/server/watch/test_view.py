@@ -12,6 +12,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.wire.orders import EvaluateResult, SplitScore, TrainResult
 from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.listener import RoundReport, Selection
+from hyperbloom.server.watch.board import Board
 from hyperbloom.server.watch.view import MOST_ROWS, TerminalView, results_table
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
@@ -265,6 +266,17 @@ def test_what_happens_to_many_does_not_flood_the_terminal() -> None:
         view.event(f"ward-{index} left")
     view.close()
     assert [row.split()[-2] for row in last_block(shown)[2:]] == ["ward-96", "ward-97", "ward-98", "ward-99"]
+
+
+def test_the_block_is_not_drawn_anew_for_each_of_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(Board, "render", lambda board: drawn.append(len(board.clients)) or "")
+    view = TerminalView(console(terminal=True))
+    view.phase(strategy(), "pfedhn")
+    begun = time.monotonic()
+    view.add_clients([{"round": 3, "client": f"ward-{number}", "refused": "no reply"} for number in range(2000)])
+    view.close()
+    assert drawn[-1] == 2000 and len(drawn) < 5 + 5 * (time.monotonic() - begun)
 
 
 def test_before_the_first_evaluation_the_live_block_says_so() -> None:
