@@ -17,7 +17,7 @@ from hyperbloom.server.watch.board import Board
 def without_loss(*names: str, **told: float) -> RoundReport:
     """Return a round in which some clients keep their losses to themselves."""
     results = {name: TrainResult(0.1, loss=told.get(name)) for name in (*names, *told)}
-    return RoundReport(1, 6, Outcome(results), 0.5, 0.5)
+    return RoundReport(1, Outcome(results), 0.5, 0.5)
 
 
 def test_a_loss_that_nobody_told_is_no_zero() -> None:
@@ -34,7 +34,7 @@ def test_who_lied_is_not_looked_up_anew_for_each_client(monkeypatch: pytest.Monk
     kept, looks = Outcome.lied.fget, list[Outcome]()
     monkeypatch.setattr(Outcome, "lied", property(lambda outcome: looks.append(outcome) or kept(outcome)))
     refused = {f"c{n}": Failure(Reason.CONTENT if n % 2 else Reason.NO_REPLY, "no") for n in range(6)}
-    lines = client_lines(RoundReport(1, 6, Outcome(refused=refused), 0.5, 0.5))
+    lines = client_lines(RoundReport(1, Outcome(refused=refused), 0.5, 0.5))
     assert [line.get("lied", False) for line in lines] == [False, True] * 3 and len(looks) <= 1
 
 

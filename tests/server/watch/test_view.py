@@ -140,7 +140,7 @@ def report(number: int, evaluated: bool = True, **refused: str) -> RoundReport:
     """Return a round of half a second with two clients, one of them right in 3 of 4 and one in 1 of 4 cases."""
     evaluation = Evaluated({"a": score(1, 4, 3, 4), "b": score(1, 4, 1, 4)}) if evaluated else None
     outcome = Outcome({"a": TrainResult(0.1, loss=1.0)}, evaluation, left_out(**refused))
-    return RoundReport(number, 20, outcome, 0.5, number * 0.5)
+    return RoundReport(number, outcome, 0.5, number * 0.5)
 
 
 def test_without_a_terminal_an_evaluation_is_a_line(now: None) -> None:
@@ -160,7 +160,7 @@ def test_an_evaluation_without_the_selecting_metric_says_that_it_cannot_be_selec
     view = TerminalView(shown)
     view.phase(strategy(), "pfedhn")
     scores = {name: EvaluateResult(SplitScore(4, 1.0), right(correct, 4)) for name, correct in (("a", 3), ("b", 1))}
-    view.round_done(RoundReport(10, 20, Outcome({}, Evaluated(scores)), 0.5, 5.0))
+    view.round_done(RoundReport(10, Outcome({}, Evaluated(scores)), 0.5, 5.0))
     warning, figures = text(shown).splitlines()
     assert warning == (
         "round 10 cannot be selected: no training client has accuracy on its validation examples "
