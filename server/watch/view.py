@@ -105,11 +105,14 @@ class TerminalView(Listener):
                 self.show(f"{moment}round {line['round']}: {line['client']} left out: {line['refused']}", "yellow")
 
 
-def results_title(results: Mapping[str, Selection]) -> str:
-    """Return the line above the table of `results_table`."""
+def print_results(
+    console: Console, results: Mapping[str, Selection], train_examples: Mapping[str, int], novel: Set[str]
+) -> None:
+    """Print the table of `results_table`, below a line that says what it shows."""
     metric = next((selection.metric for selection in results.values()), "accuracy")
     unit = " in percent" if scale_of(metric).percent else ""
-    return f"test {title_of(metric)}{unit}, at the round that validation selected"
+    print_line(console, f"test {title_of(metric)}{unit}, at the round that validation selected")
+    console.print(results_table(results, train_examples, novel))
 
 
 def results_table(
