@@ -42,7 +42,6 @@ def main(clients: int, cohorts: Sequence[int], rounds: int) -> list[dict[str, fl
     from benchmarks.federation import LENET_FLOATS, Rounds, run_config, write_images
     from benchmarks.measure import machine
     from benchmarks.scale import resident
-    from hyperbloom import __version__
     from hyperbloom.common.config import LocalConfig
     from hyperbloom.common.wire.pack import pack
     from hyperbloom.server.access.certificates import init
@@ -59,7 +58,7 @@ def main(clients: int, cohorts: Sequence[int], rounds: int) -> list[dict[str, fl
         config = run_config(data, clients, cohorts[0], LocalConfig(steps=1, batch_size=1))
         config = config.model_copy(update={"join_timeout_s": PATIENCE_S, "round_timeout_s": PATIENCE_S})
         with (
-            superlink(address, folder, __version__, files, keys=registry) as grid,
+            superlink(address, folder, files, keys=registry) as grid,
             light_clients(address, files.ca, folder, clients) as go,
         ):
             before, cpu = time.perf_counter(), time.process_time()

@@ -28,7 +28,6 @@ from flwr.superlink.grid import HttpGrid
 from benchmarks.federation import LENET_FLOATS, Rounds, run_config, write_images
 from benchmarks.measure import Comparison, children, cpu_seconds, main
 from benchmarks.supernodes import HTTP, stock_superlink, supernodes
-from hyperbloom import __version__
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.server.broker.superlink import free_port, superlink
 from hyperbloom.server.grids.attached import Attached, attached
@@ -53,10 +52,10 @@ def run(quick: bool = False) -> list[Comparison]:
         config = run_config(data, CLIENTS, CLIENTS, LocalConfig(steps=1, batch_size=1))
         for turn in range(turns):
             address = f"127.0.0.1:{free_port()}"
-            with superlink(address, folder / "server", __version__) as grid:
+            with superlink(address, folder / "server") as grid:
                 ours += _turn(grid, _live, config, address, folder, f"ours-{turn}", ours_per_turn, cpu)
             address = f"127.0.0.1:{free_port()}"
-            with stock_superlink(address, folder / f"stock-{turn}") as api, attached(api, __version__) as grid:
+            with stock_superlink(address, folder / f"stock-{turn}") as api, attached(api) as grid:
                 at = api if HTTP else address
                 stock += _turn(grid, supernodes, config, at, folder, f"stock-{turn}", stock_per_turn)
     conditions = (

@@ -14,7 +14,6 @@ from pathlib import Path
 from benchmarks.federation import LENET_FLOATS, Rounds, run_config, write_images
 from benchmarks.measure import Comparison, main
 from benchmarks.supernodes import HTTP, stock_superlink
-from hyperbloom import __version__
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.broker.superlink import free_port
@@ -40,7 +39,7 @@ def run(quick: bool = False) -> list[Comparison]:
         for turn in range(turns):
             for way in times:
                 fleet = f"127.0.0.1:{free_port()}"
-                with stock_superlink(fleet, folder / f"{way}-{turn}") as api, attached(api, __version__) as grid:
+                with stock_superlink(fleet, folder / f"{way}-{turn}") as api, attached(api) as grid:
                     words = ["--http", "--server", api] if way == "http" else ["--server", fleet]
                     with local_clients(settings, [*words, "--insecure"]):
                         joined = Rounds(config, grid, f"{way}-{turn}")

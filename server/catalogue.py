@@ -15,7 +15,7 @@ from hyperbloom.server.watch.tracking import BUILT_IN as TRACKERS
 from hyperbloom.strategies import STRATEGIES, find_strategy
 
 
-def print_catalogue(console: Console, as_json: bool = False) -> None:
+def print_catalogue(console: Console, as_json: bool) -> None:
     """Print strategies, models, data sets, tasks and splits with a line each, and where plug-ins come from; or JSON."""
     found = {
         "strategies": {name: _first_line(kind.__doc__) for name, kind in STRATEGIES.items()}

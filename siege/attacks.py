@@ -29,7 +29,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from benchmarks.measure import machine
-from hyperbloom import __version__
 from hyperbloom.common.secrecy.keys import make_key, public_pem, write_private_key
 from hyperbloom.server.access.certificates import init
 from hyperbloom.server.access.registry import ClientRegistry
@@ -234,7 +233,7 @@ def deceive(seconds: float) -> tuple[Cost, list[str]]:
     with _site() as site:
         careful = site.client("a", "--min-noise", "4", "--max-changes", str(MOST_CHANGES))
         clients = [careful, site.client("b")]
-        with superlink(site.address, site.folder / "lies", __version__, site.files) as grid:
+        with superlink(site.address, site.folder / "lies", site.files) as grid:
             site.wait("two clients", lambda: len(grid.get_nodes()) == len(clients))
             lie(grid, seconds / 4)
             usual, disk = [resident(each) for each in clients], site.written("state")

@@ -229,11 +229,9 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         now, peer = time.monotonic(), context.peer()
         with self._lock:
             held = self._processes.get(key)
-            is_free = held is None or held.name == name
-            if is_free:
+            if held is None or held.name == name:
                 self._processes[key] = _Process(name, peer, now)
-        if held is None or is_free:
-            return
+                return
         if now - held.seen < GONE_S and self._connections.is_open(held.peer):
             say(f"refused {peer}: another process has its key {fingerprint(key.decode())}")
             context.abort(grpc.StatusCode.ABORTED, TAKEN)
@@ -246,12 +244,10 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         most, seconds = (MOST_UPLOADS, UPLOAD_S) if is_upload else (MOST_CALLS, READING_S)
         kind = (key, is_upload)
         with self._lock:
-            has_place = self._reading[kind] < most
-            if has_place:
-                self._reading[kind] += 1
-                self._due[context] = time.monotonic() + seconds
-        if not has_place:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"expected at most {most} calls at a time")
+            if self._reading[kind] >= most:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"expected at most {most} calls at a time")
+            self._reading[kind] += 1
+            self._due[context] = time.monotonic() + seconds
         try:
             yield
         finally:

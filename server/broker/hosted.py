@@ -8,6 +8,7 @@ from typing import cast
 
 from flwr.app import Message
 
+from hyperbloom import __version__
 from hyperbloom.server.broker import flower
 from hyperbloom.server.broker.limits import Store
 from hyperbloom.server.broker.state import State
@@ -28,8 +29,8 @@ server = ServerApp()
 class Hosted:
     """A fresh run on a SuperLink in this process, as a `LiveGrid` uses it."""
 
-    def __init__(self, state: State, version: str) -> None:
-        self.run_id = _begin(state, version)
+    def __init__(self, state: State) -> None:
+        self.run_id = _begin(state)
         self._state, self._store = state, cast(Store, state.object_store)
         self._looked = -LOOK_EVERY_S
 
@@ -91,14 +92,12 @@ class Hosted:
         self._state.came.clear()
 
 
-def _begin(state: State, version: str) -> int:
+def _begin(state: State) -> int:
     """Begin a run, whose task is this process; return its id."""
-    content = bundle(version)
-    fab_hash = state.store_fab(flower.Fab(hashlib.sha256(content).hexdigest(), content, {}))
     run_id = state.create_run(
         fab_id="hyperbloom/hyperbloom",
-        fab_version=version,
-        fab_hash=fab_hash,
+        fab_version=__version__,
+        fab_hash=state.store_fab(bundle()),
         override_config={},
         federation_id=flower.NOOP_FEDERATION_ID,
         federation_config=None,
@@ -114,9 +113,10 @@ def _begin(state: State, version: str) -> int:
     return run_id
 
 
-def bundle(version: str) -> bytes:
+def bundle() -> flower.Fab:
     """Return the app bundle for stock SuperNodes in Flower's format: two files, always the same bytes."""
     # No dependencies: a SuperNode of flwr 1.40 and later would fetch them, and its ClientApp has them installed.
-    about = {"name": "hyperbloom", "module": "hyperbloom_bundle", "version": version, "needs": ""}
+    about = {"name": "hyperbloom", "module": "hyperbloom_bundle", "version": __version__, "needs": ""}
     project = _PROJECT.read_text(encoding="utf-8").format(**about, keys="")
-    return flower.build_fab_from_files({"pyproject.toml": project.encode(), "hyperbloom_bundle.py": _CODE})[0]
+    content, *_ = flower.build_fab_from_files({"pyproject.toml": project.encode(), "hyperbloom_bundle.py": _CODE})
+    return flower.Fab(hashlib.sha256(content).hexdigest(), content, {})

@@ -126,7 +126,7 @@ class Connections:
                 doomed.add(peer)
         for peer in doomed:
             _with(sockets[peer], peer, lambda each: each.shutdown(socket.SHUT_RDWR))
-        freed = self._slowed & self._known  # such as of a client whose clock is right now
+        freed = self._slowed & self._known & sockets.keys()  # such as of a client whose clock is right now
         for peers, rate in ((slow, SLOW_BYTES), (freed, NO_LIMIT)):
             for peer in peers:
                 pace = methodcaller("setsockopt", socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)

@@ -49,7 +49,6 @@ def free_port() -> int:
 def superlink(
     fleet_address: str,
     folder: Path,
-    version: str,
     files: Certificates | None = None,
     tell: Callable[[str], None] = lambda text: None,
     keys: Path | None = None,
@@ -84,7 +83,7 @@ def superlink(
         looks = threading.Thread(target=_look, args=(who, door, connections, over), daemon=True)
         looks.start()
         try:
-            yield LiveGrid(Hosted(state, version))
+            yield LiveGrid(Hosted(state))
         finally:
             over.set()
             state.close()

@@ -224,12 +224,12 @@ def _certificates(files: "Certificates") -> "list[Finding]":
 
 
 def _issuer(files: "Certificates") -> str:
-    from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
+    from hyperbloom.server.access.certificates import read_certificate
+
     try:
-        server, ca = (x509.load_pem_x509_certificate(path.read_bytes()) for path in (files.server, files.ca))
-        server.verify_directly_issued_by(ca)
+        read_certificate(files.server, "server.pem").verify_directly_issued_by(read_certificate(files.ca, "ca.pem"))
     except (OSError, ValueError, TypeError, InvalidSignature):
         found = "server.pem is not signed by ca.pem: clients will not trust this server"
         raise ConfigError(f"{found}; flower-server certs renew, where ca.key is") from None

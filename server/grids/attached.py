@@ -5,7 +5,6 @@ the strategy is an ordinary object of this process. The public way (`flwr run --
 another process, with 3 s between polls.
 """
 
-import hashlib
 import ssl
 import time
 from collections.abc import Iterator, Sequence
@@ -80,7 +79,7 @@ class Attached:
 
 
 @contextmanager
-def attached(address: str, version: str, ca: bytes | None = None) -> Iterator[LiveGrid]:
+def attached(address: str, ca: bytes | None = None) -> Iterator[LiveGrid]:
     """Start a run on a SuperLink and hold its ServerApp task, with heartbeats; yield its grid.
 
     Raises:
@@ -88,7 +87,7 @@ def attached(address: str, version: str, ca: bytes | None = None) -> Iterator[Li
         ConfigError: the CA is no certificate.
     """
     try:
-        with _task(address, version, ca) as superlink:
+        with _task(address, ca) as superlink:
             yield LiveGrid(superlink)
     except httpx.HTTPError as error:
         raise ConnectionFailed(f"the SuperLink at {address} does not answer ({error})") from None
@@ -97,13 +96,11 @@ def attached(address: str, version: str, ca: bytes | None = None) -> Iterator[Li
 
 
 @contextmanager
-def _task(address: str, version: str, ca: bytes | None) -> Iterator[Attached]:
+def _task(address: str, ca: bytes | None) -> Iterator[Attached]:
     told = flower.RuntimeVersionHttpInterceptor(component_name="flower-server")
-    content = bundle(version)
-    fab = flower.Fab(hashlib.sha256(content).hexdigest(), content, {})
     connect = partial(flower.ControlHttpClient.from_server_address, address, ca is None, ca, [told])
     with closing(connect()) as control:
-        run_id = control.StartRun(flower.StartRunRequest(fab=flower.fab_to_proto(fab))).run_id
+        run_id = control.StartRun(flower.StartRunRequest(fab=flower.fab_to_proto(bundle()))).run_id
 
     def given_up(why: str) -> ConnectionFailed:
         """Stop the run, or the next process that asks for a task would get this one's."""

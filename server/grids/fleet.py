@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from hyperbloom import __version__
 from hyperbloom.common.config import Section
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.program.plain import check_insecure, is_loopback
@@ -149,12 +148,11 @@ class Machines(Section):
         tls.check_files(files)
         return files
 
-    def client_flags(self, address: str, key: str = "") -> list[str]:
-        """Return the flags of a client that connects to `HOST:PORT`, with the path of its `key` if given."""
+    def client_flags(self, address: str) -> list[str]:
+        """Return the flags of a client that connects to `HOST:PORT`."""
         if self.insecure:
             return ["--server", address, *["--insecure"] * (1 if is_loopback(address.rsplit(":", 1)[0]) else 2)]
-        ca = Certificates(self.certs).ca
-        return ["--server", address, "--root-certificates", str(ca), *(["--key", key] if key else [])]
+        return ["--server", address, "--root-certificates", str(Certificates(self.certs).ca)]
 
 
 LARGEST_LOG = 2**24
@@ -198,7 +196,7 @@ def open_superlink(
         from hyperbloom.server.grids.attached import attached
 
         say(f"the clients are the nodes of the SuperLink at {machines.superlink}")
-        with attached(machines.superlink, __version__, files.ca.read_bytes() if files else None) as grid:
+        with attached(machines.superlink, files.ca.read_bytes() if files else None) as grid:
             yield grid
         return
     if not files and not is_loopback(machines.host):
@@ -207,7 +205,7 @@ def open_superlink(
     if machines.serve_backbone and not backbone:
         raise ConfigError("--serve-backbone: expected the run's backbone: --set backbone=FOLDER")
     served = Path(backbone) if backbone and machines.serve_backbone else None
-    with superlink(f"{machines.host}:{machines.port}", folder, __version__, files, tell, keys, served) as grid:
+    with superlink(f"{machines.host}:{machines.port}", folder, files, tell, keys, served) as grid:
         yield grid
 
 

@@ -100,6 +100,7 @@ def local_clients(settings: Sequence[ClientSettings], connection: Sequence[str])
     own = ["--threads", str(threads), "--parent-pid", str(os.getpid())]
     with ExitStack() as stack:
         children: dict[Path, subprocess.Popen[bytes]] = {}
+        stack.callback(lambda: _end([*children.values()]))  # also if one of them cannot be started
         for each in settings:
             each.folder.parent.mkdir(parents=True, exist_ok=True)
             log = each.folder.with_name(f"{each.client_id}.log")
@@ -120,10 +121,7 @@ def local_clients(settings: Sequence[ClientSettings], connection: Sequence[str])
                     last = (log.read_text(errors="replace").strip().splitlines() or ["(its log is empty)"])[-1]
                     raise CohortError(f"{log.stem} ended with code {child.returncode}: {last} (see {log})")
 
-        try:
-            yield check
-        finally:
-            _end(list(children.values()))
+        yield check
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:

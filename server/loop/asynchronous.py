@@ -226,7 +226,6 @@ class _Loop:
         self, number: int, outcome: Outcome, seconds: float, elapsed: float, late: int, traffic: Traffic
     ) -> None:
         asked = 0 if outcome.evaluation else len(outcome.results) + len(outcome.refused)
-        of, down, up = self.config.rounds, traffic.down, traffic.up
-        report = RoundReport(number, of, outcome, seconds, elapsed, late, down, up, asked)
+        report = RoundReport(number, outcome, seconds, elapsed, late, traffic.down, traffic.up, asked)
         for listener in self.of.listeners:
             listener.round_done(report)

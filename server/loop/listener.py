@@ -31,7 +31,6 @@ class RoundReport:
     """
 
     number: int
-    of: int
     outcome: "Outcome"
     seconds: float
     elapsed: float

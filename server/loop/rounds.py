@@ -138,7 +138,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
             best = select(run, best, number, outcome.evaluation)
         seconds, late, before = time.perf_counter() - start, federation.late, late
         moved = traffic.down, traffic.up, asked
-        report = RoundReport(number, config.rounds, outcome, seconds, elapsed, late - before, *moved)
+        report = RoundReport(number, outcome, seconds, elapsed, late - before, *moved)
         for listener in run.listeners:
             listener.round_done(report)
         if fruitless == FRUITLESS_ROUNDS:

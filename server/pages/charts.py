@@ -1,7 +1,7 @@
 """The charts of reports and comparisons as inline SVG. Nothing here reads files."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,10 +114,11 @@ def plane(
     middle, reach = (low + high) / 2, max(float((high - low).max()), 1e-12)  # one scale for both axes
     radius = float(np.clip(90 / math.sqrt(count), 2.5, 10))
     values = [accuracy[member.name] for member in members if member.name in accuracy] or [0.0]
+    least, most = min(values), max(values)
     marks = [tag("rect", x=1, y=1, width=size - 2, height=size - 2, rx=8, class_="ground")]
     for member, (x, y) in zip(members, (points - middle) / reach * (size - 2 * margin), strict=True):
         at = (size / 2 + float(x), size / 2 - float(y))
-        shade = f"q{_shade(accuracy[member.name], values)}" if member.name in accuracy else "none"
+        shade = f"q{_shade(accuracy[member.name], least, most)}" if member.name in accuracy else "none"
         marks.append(tag("g", tag("title", _told(member, accuracy, scale)), *_point(member, at, radius, shade, count)))
         if count <= NAMED:
             side, style = (-1, "tick end") if at[0] > size / 2 else (1, "tick")
@@ -164,7 +165,6 @@ def class_colour(label: int) -> Markup:
     return Markup(f"oklch({(60, 63, 56)[label % 3]}% 0.14 {(label * 137.5 + 260) % 360:.0f})")
 
 
-def _shade(value: float, values: Collection[float]) -> int:
-    """Return the shade of a value among others: 0 for the least, or the darkest if all are equal."""
-    low, high = min(values), max(values)
+def _shade(value: float, low: float, high: float) -> int:
+    """Return the shade of a value between two others: 0 for the lower one, or the darkest if all are equal."""
     return min(SHADES - 1, int(SHADES * (value - low) / (high - low))) if high > low else SHADES - 1

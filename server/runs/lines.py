@@ -73,7 +73,7 @@ def client_lines(report: "RoundReport", summed: bool = False) -> list[Line]:
             flat |= {f"{split}_{key}": value for key, value in values.items()}
         lines.append({"round": report.number, "client": name, **flat})
     for name, why in outcome.refused.items():
-        blame: Line = {"lied": True} if name in outcome.lied else {}
+        blame: Line = {"lied": True} if why.reason.is_lie else {}
         if name in outcome.quarantined:
             blame["quarantined_until"] = outcome.quarantined[name]
         lines.append({"round": report.number, "client": name, "refused": why.text, "reason": why.reason, **blame})

@@ -23,7 +23,7 @@ from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.runs.folder import RunFolder, adopt_identities, new_run_folder
 from hyperbloom.server.watch.tracking import find_tracker, tracked
-from hyperbloom.server.watch.view import TerminalView, print_line, results_table, results_title
+from hyperbloom.server.watch.view import TerminalView, print_line, print_results
 
 LARGEST_FOR_REPORT = 100_000_000
 """Most bytes of lines for which a run writes its report at its end; this many take five seconds."""
@@ -122,10 +122,9 @@ def run_federation(
             recorder, session, results = play(folder, config, machines, resume is not None, view, say, more, grid)
         finally:
             view.close()
-        say(results_title(results))
         examples = {client.client_id: client.about.train_examples for client in session.roster}
         novel = {client.client_id for client in session.roster if config.is_novel(client.row)}
-        console.print(results_table(results, examples, novel))
+        print_results(console, results, examples, novel)
         for chosen in results.values():
             if chosen.newcomers is not None:
                 say(says(chosen.newcomers, chosen.metric))

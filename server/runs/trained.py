@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -32,7 +33,7 @@ class Trained:
     tensors: Mapping[str, Tensor]
     selection: Selection
 
-    @property
+    @cached_property  # each card of an export asks
     def scaling(self) -> tuple[Scaling, str]:
         """Return the preprocessing that most clients report, or the usual one, and a sentence on which it is."""
         told = Counter(Scaling(c.about.divisor, c.about.mean, c.about.std) for c in self.roster).most_common(1)

@@ -86,9 +86,9 @@ class Board:
         if "metric" in line:
             self._scored = number
         if "test_mean" in line:
-            self._evaluated, self._worst = line, None
             self.means.append((number, line["test_mean"]))
             self.worsts.append((number, line["test_worst"]))
+            self._evaluated, self._worst = line, None
         if "val_mean" in line:
             chosen = None if self._selected is None else self._selected[0]
             if chosen is None or self.scale.best((chosen, line["val_mean"])) != chosen:
@@ -161,7 +161,7 @@ class Board:
         return f"{self.name}: round {number}/{self.rounds}  {self.title} {_figures(self._evaluated)}  {pace}"
 
     def render(self) -> RenderableType:
-        """Return the board for a terminal."""
+        """Return the board for a terminal. Its thread draws while others add lines and events."""
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="dim", no_wrap=True)
         rows.add_column(overflow="fold")
@@ -170,7 +170,7 @@ class Board:
             rows.add_row("training", self._training_row())
         for index, text in enumerate(self._stragglers()):
             rows.add_row("left out" if index == 0 else "", Text(text, style="yellow"))
-        for index, text in enumerate(list(self.events)):  # another thread may add one
+        for index, text in enumerate(list(self.events)):
             rows.add_row("lately" if index == 0 else "", Text(text, no_wrap=True, overflow="ellipsis"))
         return Group(self._head(), rows)
 
@@ -207,14 +207,13 @@ class Board:
         parts = [f"loss {line['loss']:.3g}"] if "loss" in line else []
         parts.append(f"{line['clients']} client{'' if line['clients'] == 1 else 's'} in {line['seconds']:.2f} s")
         parts.append(f"{amount(self.bytes_down)} down, {amount(self.bytes_up)} up in all")
-        if len(self._seconds) > 1:
-            slowest, seconds = max(self._seconds.items(), key=lambda pair: pair[1])
-            if seconds > 2 * median(self._seconds.values()):
-                parts.append(f"slowest {plain_text(slowest)} {seconds:.1f} s")
+        by_seconds = sorted((seconds, name) for name, seconds in list(self._seconds.items()))
+        if by_seconds and by_seconds[-1][0] > 2 * median(seconds for seconds, _ in by_seconds):
+            parts.append(f"slowest {plain_text(by_seconds[-1][1])} {by_seconds[-1][0]:.1f} s")
         return " · ".join(parts)
 
     def _stragglers(self) -> list[str]:
-        left_out = ((name, client) for name, client in self.clients.items() if client.left_out)
+        left_out = ((name, client) for name, client in list(self.clients.items()) if client.left_out)
         often = sorted(left_out, key=lambda pair: (-pair[1].left_out, pair[0]))
         lines = [
             f"{plain_text(name)} {client.left_out} time{'' if client.left_out == 1 else 's'}, "

@@ -72,26 +72,19 @@ class TerminalView(Listener):
         self.close()
         self.board = Board(name, rounds)
         if self.console.is_terminal:
-            self._live = Live(self.board.render(), console=self.console, refresh_per_second=4)
+            self._live = Live(get_renderable=self.board.render, console=self.console, refresh_per_second=4)
             self._live.start()
 
     def close(self) -> None:
         """End the live block."""
         if self._live:
-            self.refresh()
             self._live.stop()
             self._live = None
-
-    def refresh(self) -> None:
-        """Redraw the block."""
-        if self._live:
-            self._live.update(self.board.render())
 
     def show(self, text: str, style: str = "") -> None:
         """Show an event in the block if there is one, else as a line."""
         if self._live:
             self.board.events.append(plain_text(text))
-            self.refresh()
         else:
             print_line(self.console, text, style)
 
@@ -110,14 +103,16 @@ class TerminalView(Listener):
             self.board.add_client(line)
             if "refused" in line:
                 self.show(f"{moment}round {line['round']}: {line['client']} left out: {line['refused']}", "yellow")
-        self.refresh()
 
 
-def results_title(results: Mapping[str, Selection]) -> str:
-    """Return the line above the table of `results_table`."""
+def print_results(
+    console: Console, results: Mapping[str, Selection], train_examples: Mapping[str, int], novel: Set[str]
+) -> None:
+    """Print the table of `results_table`, below a line that says what it shows."""
     metric = next((selection.metric for selection in results.values()), "accuracy")
     unit = " in percent" if scale_of(metric).percent else ""
-    return f"test {title_of(metric)}{unit}, at the round that validation selected"
+    print_line(console, f"test {title_of(metric)}{unit}, at the round that validation selected")
+    console.print(results_table(results, train_examples, novel))
 
 
 def results_table(

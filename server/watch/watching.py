@@ -12,7 +12,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.files.storage import claim
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
 from hyperbloom.server.runs.recorded import read_config, read_members, read_summary
-from hyperbloom.server.watch.view import TerminalView, print_line, results_table, results_title
+from hyperbloom.server.watch.view import TerminalView, print_line, print_results
 
 LOOK_EVERY_S = 0.5
 GLANCE_S = 0.2  # another watcher holds the lock for a moment, a server until its run ends
@@ -110,10 +110,9 @@ class _Watcher:
             print_line(console, f"it stopped after {where}; flower-server --resume {self.folder} goes on with it")
             return
         if results := read_summary(self.folder):
-            print_line(console, results_title(results))
             members = read_members(self.folder).clients
             novel = {member.name for member in members if self.config.is_novel(member.row)}
-            console.print(results_table(results, {member.name: member.examples for member in members}, novel))
+            print_results(console, results, {member.name: member.examples for member in members}, novel)
 
 
 def _clock(moment: str) -> str:

@@ -12,7 +12,6 @@ from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.retry.retry_invoker import exponential
 from flwr.supercore.task_identity import TaskIdentity
 
-from hyperbloom import __version__
 from hyperbloom.client.link.connection import Connection
 from hyperbloom.client.link.server import Link
 from hyperbloom.server.broker.hosted import Hosted
@@ -75,7 +74,7 @@ def test_a_client_that_sends_too_much_is_refused_and_the_superlink_stays_small(
     monkeypatch.setenv("HYPERBLOOM_MESSAGE_MIB", "32")
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     address = f"127.0.0.1:{free_port()}"
-    with superlink(address, tmp_path, __version__) as grid, client(address) as liar:
+    with superlink(address, tmp_path) as grid, client(address) as liar:
         # More than a reply may have, less than a message: the server is told, and can count it.
         names, sizes = orders(grid, liar.node, 10), []
         for number in range(10):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from hyperbloom import __version__
 from hyperbloom.server.broker.superlink import superlink
 from siege.lying_server import ESCAPE, HARMLESS, LIES, TRUSTING, tell
 from tests.processes.conftest import Site
@@ -22,7 +21,7 @@ def test_clients_refuse_what_a_lying_server_orders(
     flags = ["--max-train", "60", "--stay"]
     careful = site.client("careful", "--min-noise", "4", "--max-changes", str(ALLOWED), *flags)
     trusting = site.client("trusting", *flags)
-    with superlink(f"127.0.0.1:{site.port}", site.folder / "lies", __version__) as grid:
+    with superlink(f"127.0.0.1:{site.port}", site.folder / "lies") as grid:
         until(lambda: len(grid.get_nodes()) == 2, "two clients")
         done: dict[str, Counter[str]] = {}
         for what in [each for each in LIES if each != GOODBYE for _ in range(ALLOWED + 1)]:

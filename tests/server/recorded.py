@@ -98,7 +98,7 @@ class Recording:
         results = {self.names[0]: TrainResult(0.1, loss=1.0 / number)}
         outcome = Outcome(results, evaluation, left_out(**refused))
         asked = len(results) + len(refused)
-        return RoundReport(number, self.config.rounds, outcome, 0.5, 0.5 * number, 0, 2000, 1000, asked)
+        return RoundReport(number, outcome, 0.5, 0.5 * number, 0, 2000, 1000, asked)
 
     def go(self, number: int, **refused: str) -> None:
         """Let a round be over."""

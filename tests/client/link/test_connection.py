@@ -45,7 +45,7 @@ class Server:
     def __init__(self, stock: bool, registry: ClientRegistry | None = None, tls: Any = None, name: str = "") -> None:
         factory = state_factory()
         self.state = cast(State, factory.state())
-        self.grid = LiveGrid(Hosted(self.state, "0.1.0"))
+        self.grid = LiveGrid(Hosted(self.state))
         self.calls = Counter[str]()
         self.lost: list[str] = []
         connections = Connections()

@@ -13,7 +13,6 @@ import pytest
 from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.retry.retry_invoker import exponential
 
-from hyperbloom import __version__
 from hyperbloom.client.link.connection import Connection
 from hyperbloom.client.link.enrolment import enrol
 from hyperbloom.client.link.server import Link, refusal
@@ -35,7 +34,7 @@ def said() -> list[str]:
 def server(tmp_path: Path, said: list[str]) -> Iterator[tuple[str, Certificates]]:
     """Return a server's address and its certificates."""
     files, address = init(tmp_path / "certs", []), f"127.0.0.1:{free_port()}"
-    with superlink(address, tmp_path / "run", __version__, files, said.append):
+    with superlink(address, tmp_path / "run", files, said.append):
         yield address, files
 
 

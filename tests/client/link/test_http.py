@@ -42,7 +42,7 @@ class Superlink:
 
         factory = state_factory()
         self.state = cast(State, factory.state())
-        self.grid = LiveGrid(Hosted(self.state, "0.1.0"))
+        self.grid = LiveGrid(Hosted(self.state))
         if registry:
             Keys(self.state, [registry]).follow()
         app = FastAPI(middleware=_get_middleware())

@@ -18,7 +18,7 @@ class Run:
 
     def __init__(self) -> None:
         self.state = cast(State, state_factory().state())
-        self.hosted = Hosted(self.state, "0.1.0")
+        self.hosted = Hosted(self.state)
         self.grid = LiveGrid(self.hosted)
         self.node = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, b"key", 0)
         self.state.activate_node(self.node, 30)

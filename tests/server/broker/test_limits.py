@@ -33,7 +33,7 @@ class Link:
         self.state = cast(State, factory.state())
         self.store = cast(Store, self.state.object_store)
         self.fleet = Fleet(factory, False)
-        self.run = Hosted(self.state, "0.1.0")
+        self.run = Hosted(self.state)
         self.node = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, b"key", 0)
         self.state.activate_node(self.node, 30)
 

@@ -329,6 +329,19 @@ def test_a_server_may_open_more_files_than_the_usual_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+def test_a_slow_connection_may_become_known_and_close_during_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections, peer = Connections(), "ipv4:10.0.0.9:7"
+    connections._slowed.add(peer)
+
+    def look(port: int) -> dict[str, int]:
+        connections.served(peer)
+        return {}
+
+    monkeypatch.setattr(superlink_port, "_sockets", look)
+    connections.sweep()
+    assert not connections._slowed
+
+
 def test_who_becomes_known_during_a_look_stays_known(monkeypatch: pytest.MonkeyPatch) -> None:
     connections, closed = Connections(), list[str]()
     member, found = "ipv4:10.0.0.9:7", dict[str, int]()

@@ -20,7 +20,7 @@ class Link:
 
     def __init__(self) -> None:
         self.state = cast(State, state_factory().state())
-        self.hosted = Hosted(self.state, "0.1.0")
+        self.hosted = Hosted(self.state)
         self.latest: list[bool] = []  # what each wait that has ended returned
 
     def node(self, key: bytes) -> int:

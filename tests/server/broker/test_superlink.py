@@ -18,12 +18,12 @@ def test_a_client_finds_it_and_its_port_is_free_afterwards(tmp_path: Path) -> No
     address = f"127.0.0.1:{free_port()}"
     link = Link(address, insecure=True)
     for name in ("first", "second"):
-        with superlink(address, tmp_path / name, "0.1.0") as grid:
+        with superlink(address, tmp_path / name) as grid:
             client = Connection(link, retries_of(link))
             client.open()
             assert [node.node_id for node in grid.get_nodes()] == [client.node_id]
             client.close()
-            with pytest.raises(ConnectionFailed, match="the port is taken"), superlink(address, tmp_path, "0.1.0"):
+            with pytest.raises(ConnectionFailed, match="the port is taken"), superlink(address, tmp_path):
                 raise AssertionError
         assert (tmp_path / name / "superlink.log").read_text() == ""
 

@@ -1,6 +1,5 @@
 """A run on a stock SuperLink, which speaks HTTP with the server and gRPC with the clients."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -50,7 +49,7 @@ def test_a_round_on_a_stock_superlink_even_if_the_answer_to_a_call_is_lost(
 ) -> None:
     fleet, api = addresses
     link = Link(fleet, insecure=True)
-    with attached(api, "0.1.0") as grid:
+    with attached(api) as grid:
         client = Connection(link, retries_of(link))
         client.open()
         assert [node.node_id for node in grid.get_nodes()] == [client.node_id]
@@ -75,28 +74,26 @@ def test_a_round_on_a_stock_superlink_even_if_the_answer_to_a_call_is_lost(
 
 def test_a_run_of_somebody_else_that_waits_stands_in_the_way_once(addresses: tuple[str, str]) -> None:
     _, api = addresses
-    content = bundle("0.1.0")
-    fab = flower.Fab(hashlib.sha256(content).hexdigest(), content, {})
     told = flower.RuntimeVersionHttpInterceptor(component_name="a test")
     with closing(flower.ControlHttpClient.from_server_address(api, True, None, [told])) as control:
-        waiting = control.StartRun(flower.StartRunRequest(fab=flower.fab_to_proto(fab))).run_id
+        waiting = control.StartRun(flower.StartRunRequest(fab=flower.fab_to_proto(bundle()))).run_id
     with (
         pytest.raises(ConnectionFailed, match=f"run {waiting}, which somebody else has"),
-        attached(api, "0.1.0"),
+        attached(api),
     ):
         raise AssertionError
-    with attached(api, "0.1.0") as grid:
+    with attached(api) as grid:
         assert list(grid.get_nodes()) == []
 
 
 def test_a_superlink_that_is_away_is_told_in_one_line() -> None:
     with (
         pytest.raises(ConfigError, match=r"^--certs: its ca\.pem holds no certificate$"),
-        attached("127.0.0.1:1", "0.1.0", b"nonsense"),
+        attached("127.0.0.1:1", b"nonsense"),
     ):
         raise AssertionError
     with (
         pytest.raises(ConnectionFailed, match=r"the SuperLink at 127\.0\.0\.1:1 does not answer"),
-        attached("127.0.0.1:1", "0.1.0"),
+        attached("127.0.0.1:1"),
     ):
         raise AssertionError

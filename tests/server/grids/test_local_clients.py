@@ -256,6 +256,22 @@ def test_clients_that_do_not_leave_are_ended_and_killed_if_they_are_deaf(childre
     ]
 
 
+def test_if_one_cannot_be_started_the_others_are_ended(
+    monkeypatch: pytest.MonkeyPatch, children: list[Child], tmp_path: Path
+) -> None:
+    start = subprocess.Popen
+
+    def popen(command: list[str], **options: Any) -> Any:
+        if len(children) == 2:
+            raise BlockingIOError("Resource temporarily unavailable")
+        return start(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(BlockingIOError), local_clients(started(3, tmp_path), []):
+        pass
+    assert [child.told for child in children] == [["goodbye"], ["goodbye", "terminate"]]
+
+
 def test_many_deaf_clients_are_not_waited_for_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, children: list[Child], tmp_path: Path
 ) -> None:

@@ -2,7 +2,11 @@
 
 import re
 
-from hyperbloom.server.pages.charts import Series, lines, style_of
+import numpy as np
+
+from hyperbloom.common.metrics import scale_of
+from hyperbloom.server.pages.charts import SHADES, Series, lines, plane, style_of
+from hyperbloom.server.runs.recorded import Member
 
 
 def test_areas_lie_behind_lines_and_points_before_them() -> None:
@@ -40,3 +44,20 @@ def test_lines_below_zero_and_no_points_stay_in_the_frame() -> None:
     low, high = heights(-5.0, -4.5)
     assert 34 <= high < low <= 188
     assert "no points" in lines("c", "no points", "%", [Series("one")])
+
+
+def test_shades_are_found_without_a_look_at_all_clients_for_each() -> None:
+    compared = 0
+
+    class Score(float):
+        def __lt__(self, other: float) -> bool:
+            nonlocal compared
+            compared += 1
+            return float(self) < float(other)
+
+    members = [Member(f"client-{n}", n, 60, "M", ()) for n in range(100)]
+    accuracy = {member.name: Score(member.row) for member in members}
+    points = np.random.default_rng(1).normal(size=(100, 2))
+    drawn = plane("p", "t", points, members, accuracy, ("x", "y"), scale_of("accuracy"))
+    shades = [int(shade) for shade in re.findall(r'class="point q(\d)"', drawn)]
+    assert (shades[0], shades[50], shades[-1]) == (0, SHADES // 2, SHADES - 1) and compared <= 2 * len(members)

@@ -1,6 +1,7 @@
 """Advice is a function of what clients disclose and how they score; a folder of made-up rounds gives both."""
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -125,6 +126,16 @@ def test_sizes_and_class_shares_are_reasons() -> None:
     assert "differ by 0.67 on average" in shares and "3 of 6 tell): a model for each suits that" in shares
     alike = of(BETTER, members(500, [(0.5, 0.5)] * 2)).says[1]
     assert "differ by 0.00 on average" in alike and "2 of 6 tell): one model may suit all" in alike
+
+
+def test_the_distance_of_class_shares_is_the_mean_over_pairs_also_of_many_clients() -> None:
+    shares = np.random.default_rng(1).dirichlet(np.ones(10), size=4000)
+    clients = [Member(f"client-{n}", n, 60, "M", tuple(each)) for n, each in enumerate(shares.tolist())]
+    pairs = [np.abs(shares - np.roll(shares, shift, axis=0)).sum(1).mean() / 2 for shift in range(1, 4000)]
+    begun = time.process_time()
+    told = of(BETTER, clients).says[1]
+    assert time.process_time() - begun < 5  # a look at each of eight million pairs takes a minute
+    assert f"differ by {np.mean(pairs):.2f} on average" in told
 
 
 def test_newcomers_and_what_was_still_rising_are_named() -> None:

@@ -11,6 +11,7 @@ from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.files import export as folders
 from hyperbloom.common.files.export import read_model
 from hyperbloom.server.cli import main
+from hyperbloom.server.runs.export import Export
 
 LORA = "lora:r=2"
 SHORT = ["--engine", "inline", "--rounds", "3", "--eval-every", "3", "--clients", "3", "--cohort", "3"]
@@ -153,6 +154,12 @@ def test_inputs_are_scaled_as_most_clients_have_told(tmp_path: Path) -> None:
         assert main(["export", str(run), "--client", "client-0", "--out", str(folder)]) == 0
         assert read_model(folder / "client-0")[0].preprocessing == scaling
         assert said in (folder / "client-0" / "README.md").read_text()
+
+
+def test_what_most_clients_told_of_their_inputs_is_counted_once(tmp_path: Path) -> None:
+    models = Export(train(tmp_path / "run", "pfedhn"))
+    cards = [models.model(client)[2] for client in models.clients(None)]
+    assert len(cards) == 3 and models.trained.scaling is models.trained.scaling
 
 
 def test_the_card_says_what_a_client_has_told_of_its_table(tmp_path: Path) -> None:

@@ -180,7 +180,6 @@ def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> N
     folder.round_done(
         RoundReport(
             1,
-            20,
             Outcome(results, None, {"c": Failure(Reason.NO_REPLY, "no reply")}, [3, 0, 9]),
             0.512349,
             1.512349,
@@ -189,9 +188,9 @@ def test_each_round_is_a_line_and_each_client_of_it_another(tmp_path: Path) -> N
             640,
         )
     )
-    folder.round_done(RoundReport(2, 20, Outcome({}, None, {}), 0.5, 2.0))
+    folder.round_done(RoundReport(2, Outcome({}, None, {}), 0.5, 2.0))
     scores = {"a": EvaluateResult(right(1, 4, 0.5), right(3, 4, 1.5))}
-    folder.round_done(RoundReport(3, 20, Outcome({"a": results["a"]}, Evaluated(scores), {}), 0.5, 2.25))
+    folder.round_done(RoundReport(3, Outcome({"a": results["a"]}, Evaluated(scores), {}), 0.5, 2.25))
     metrics = lines(tmp_path / "metrics.jsonl")
     assert metrics[:2] == [
         {"round": 1, "seconds": 0.5123, "clients": 2, "elapsed": 1.5123, "loss": 1.5, "late": 2}
@@ -223,7 +222,7 @@ def test_events_are_lines_with_the_time_and_the_round_before(tmp_path: Path) -> 
     folder = RunFolder(tmp_path, CONFIG.model_copy(update={"baselines": ("fedavg",)}), "run-1")
     folder.event("a joined")
     folder.phase(some_strategy(), "local")
-    folder.round_done(RoundReport(1, 20, Outcome(), 0.5, 0.5))
+    folder.round_done(RoundReport(1, Outcome(), 0.5, 0.5))
     folder.event("a left\n")
     folder.phase(some_strategy(), "fedavg")
     folder.event("a is back")
@@ -266,7 +265,7 @@ def test_baselines_get_folders_of_their_own_and_share_the_summary(tmp_path: Path
     folder = some_folder(tmp_path)
     for name, state in (("local", None), ("fedavg", {"w": torch.zeros(1)})):
         folder.phase(some_strategy(), name)
-        folder.round_done(RoundReport(1, 20, Outcome(), 0.5, 0.5))
+        folder.round_done(RoundReport(1, Outcome(), 0.5, 0.5))
         folder.selected(Selection(1, {"val_mean": 1.0}, {}), state, some_roster())
         folder.phase_done(some_strategy(state))
     assert files(tmp_path) == [

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import TrainResult
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.listener import RoundReport
+from hyperbloom.server.loop.post import Failure
 from hyperbloom.server.runs.lines import Tail, client_lines, metrics_line, read_lines
 from hyperbloom.server.watch.board import Board
 
@@ -15,7 +17,7 @@ from hyperbloom.server.watch.board import Board
 def without_loss(*names: str, **told: float) -> RoundReport:
     """Return a round in which some clients keep their losses to themselves."""
     results = {name: TrainResult(0.1, loss=told.get(name)) for name in (*names, *told)}
-    return RoundReport(1, 6, Outcome(results), 0.5, 0.5)
+    return RoundReport(1, Outcome(results), 0.5, 0.5)
 
 
 def test_a_loss_that_nobody_told_is_no_zero() -> None:
@@ -26,6 +28,14 @@ def test_a_loss_that_nobody_told_is_no_zero() -> None:
     board = Board("pfedhn", 6)
     board.add_round(line)
     assert board._training_row().startswith("2 clients in 0.50 s")
+
+
+def test_who_lied_is_not_looked_up_anew_for_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, looks = Outcome.lied.fget, list[Outcome]()
+    monkeypatch.setattr(Outcome, "lied", property(lambda outcome: looks.append(outcome) or kept(outcome)))
+    refused = {f"c{n}": Failure(Reason.CONTENT if n % 2 else Reason.NO_REPLY, "no") for n in range(6)}
+    lines = client_lines(RoundReport(1, Outcome(refused=refused), 0.5, 0.5))
+    assert [line.get("lied", False) for line in lines] == [False, True] * 3 and len(looks) <= 1
 
 
 def test_only_what_is_new_and_whole_is_read(tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def busy_run() -> RunMetrics:
         "b": Failure(Reason.MEMORY, "MemoryError: 3 GB"),
     }
     result = TrainResult(0.1, loss=1.0)
-    metrics.round_done(RoundReport(1, 6, Outcome({"a": result}, None, refused), 0.3, 0.3, 2, 800, 300))
+    metrics.round_done(RoundReport(1, Outcome({"a": result}, None, refused), 0.3, 0.3, 2, 800, 300))
     evaluation = Evaluated({"a": score(1, 2, 3, 4), "b": score(1, 2, 1, 4)})
-    metrics.round_done(RoundReport(2, 6, Outcome({"a": result}, evaluation), 3.0, 3.3, 0, 200, 100))
+    metrics.round_done(RoundReport(2, Outcome({"a": result}, evaluation), 3.0, 3.3, 0, 200, 100))
     return metrics
 
 
@@ -123,9 +123,9 @@ def test_who_is_where_is_what_it_is_when_somebody_asks() -> None:
 def test_an_evaluation_apart_from_its_round_is_no_round() -> None:
     metrics = busy_run()
     scores = {"a": score(1, 2, 4, 4)}
-    metrics.round_done(RoundReport(2, 6, Outcome(evaluation=Evaluated(scores)), 9.0, 3.3))
+    metrics.round_done(RoundReport(2, Outcome(evaluation=Evaluated(scores)), 9.0, 3.3))
     assert metrics.registry.get_sample_value("hyperbloom_rounds_total", {"strategy": "pfedhn"}) == 2
-    metrics.round_done(RoundReport(3, 6, Outcome(evaluation=Evaluated(scores)), 9.0, 3.3, 0, 200))  # nobody answered
+    metrics.round_done(RoundReport(3, Outcome(evaluation=Evaluated(scores)), 9.0, 3.3, 0, 200))  # nobody answered
     assert metrics.registry.get_sample_value("hyperbloom_rounds_total", {"strategy": "pfedhn"}) == 3
 
 

@@ -12,6 +12,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.wire.orders import EvaluateResult, SplitScore, TrainResult
 from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.listener import RoundReport, Selection
+from hyperbloom.server.watch.board import Board
 from hyperbloom.server.watch.view import MOST_ROWS, TerminalView, results_table
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
@@ -139,7 +140,7 @@ def report(number: int, evaluated: bool = True, **refused: str) -> RoundReport:
     """Return a round of half a second with two clients, one of them right in 3 of 4 and one in 1 of 4 cases."""
     evaluation = Evaluated({"a": score(1, 4, 3, 4), "b": score(1, 4, 1, 4)}) if evaluated else None
     outcome = Outcome({"a": TrainResult(0.1, loss=1.0)}, evaluation, left_out(**refused))
-    return RoundReport(number, 20, outcome, 0.5, number * 0.5)
+    return RoundReport(number, outcome, 0.5, number * 0.5)
 
 
 def test_without_a_terminal_an_evaluation_is_a_line(now: None) -> None:
@@ -159,7 +160,7 @@ def test_an_evaluation_without_the_selecting_metric_says_that_it_cannot_be_selec
     view = TerminalView(shown)
     view.phase(strategy(), "pfedhn")
     scores = {name: EvaluateResult(SplitScore(4, 1.0), right(correct, 4)) for name, correct in (("a", 3), ("b", 1))}
-    view.round_done(RoundReport(10, 20, Outcome({}, Evaluated(scores)), 0.5, 5.0))
+    view.round_done(RoundReport(10, Outcome({}, Evaluated(scores)), 0.5, 5.0))
     warning, figures = text(shown).splitlines()
     assert warning == (
         "round 10 cannot be selected: no training client has accuracy on its validation examples "
@@ -265,6 +266,17 @@ def test_what_happens_to_many_does_not_flood_the_terminal() -> None:
         view.event(f"ward-{index} left")
     view.close()
     assert [row.split()[-2] for row in last_block(shown)[2:]] == ["ward-96", "ward-97", "ward-98", "ward-99"]
+
+
+def test_the_block_is_not_drawn_anew_for_each_of_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(Board, "render", lambda board: drawn.append(len(board.clients)) or "")
+    view = TerminalView(console(terminal=True))
+    view.phase(strategy(), "pfedhn")
+    begun = time.monotonic()
+    view.add_clients([{"round": 3, "client": f"ward-{number}", "refused": "no reply"} for number in range(2000)])
+    view.close()
+    assert drawn[-1] == 2000 and len(drawn) < 5 + 5 * (time.monotonic() - begun)
 
 
 def test_before_the_first_evaluation_the_live_block_says_so() -> None:
