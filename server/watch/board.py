@@ -150,7 +150,7 @@ class Board:
     @property
     def seconds_left(self) -> float | None:
         """Return the estimated seconds until the last round, or None."""
-        return None if not self.pace else (self.rounds - self.done) / self.pace
+        return None if not self.pace else max(0.0, (self.rounds - self.done) / self.pace)
 
     def sentence(self) -> str:
         """Return the last evaluation as a line for output that is no terminal."""
@@ -160,8 +160,8 @@ class Board:
             pace = f"{self.pace:.1f} rounds/s  {(self.rounds - number) / self.pace:.0f} s left"
         return f"{self.name}: round {number}/{self.rounds}  {self.title} {_figures(self._evaluated)}  {pace}"
 
-    def render(self) -> RenderableType:
-        """Return the board for a terminal."""
+    def render(self, over: bool = False) -> RenderableType:
+        """Return the board for a terminal; of a strategy that is `over`, no time is left, whatever has ended it."""
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="dim", no_wrap=True)
         rows.add_column(overflow="fold")
@@ -172,12 +172,12 @@ class Board:
             rows.add_row("left out" if index == 0 else "", Text(text, style="yellow"))
         for index, text in enumerate(list(self.events)):  # another thread may add one
             rows.add_row("lately" if index == 0 else "", Text(text, no_wrap=True, overflow="ellipsis"))
-        return Group(self._head(), rows)
+        return Group(self._head(over), rows)
 
-    def _head(self) -> RenderableType:
+    def _head(self, over: bool) -> RenderableType:
         rate = self.pace or math.inf
         pace = f"{duration(1 / rate)} a round" if rate < 1 else f"{rate:.1f} rounds/s" if self.pace else ""
-        left = f"{duration(self.seconds_left)} left" if self.seconds_left and self.done < self.rounds else ""
+        left = f"{duration(self.seconds_left)} left" if self.seconds_left and not over else ""
         head = Table.grid(padding=(0, 2))
         head.add_row(
             Text(self.name, style="bold"),

@@ -78,7 +78,7 @@ class TerminalView(Listener):
     def close(self) -> None:
         """End the live block."""
         if self._live:
-            self.refresh()
+            self._live.update(self.board.render(over=True))
             self._live.stop()
             self._live = None
 

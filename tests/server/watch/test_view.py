@@ -267,6 +267,15 @@ def test_what_happens_to_many_does_not_flood_the_terminal() -> None:
     assert [row.split()[-2] for row in last_block(shown)[2:]] == ["ward-96", "ward-97", "ward-98", "ward-99"]
 
 
+def test_a_strategy_that_ends_before_its_last_round_has_no_time_left() -> None:
+    shown = console(terminal=True)
+    view = TerminalView(shown)
+    view.phase(strategy(), "pfedhn")
+    view.round_done(report(10))
+    view.close()  # patience has ended it, or Ctrl-C
+    assert last_block(shown)[0].endswith("10/20  2.0 rounds/s")
+
+
 def test_before_the_first_evaluation_the_live_block_says_so() -> None:
     shown = console(terminal=True)
     view = TerminalView(shown)
