@@ -130,7 +130,7 @@ class RunConfig(Section):
     clients: Positive = Field(6, description="clients that must have joined before the first round")
     cohort: Positive = Field(1, description="clients drawn at random for a round; 1 is the paper's setting")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of all random draws on server and clients")
-    eval_every: Positive = Field(10, description="rounds between evaluations; default: 10, or a quarter if less")
+    eval_every: Positive = Field(10, description="rounds between evaluations; unless set, at most a quarter of all")
     model: str = Field("auto", description="target network; auto: lenet for images of 28 pixels or more, else mlp")
     adapt: str = Field("all", description="what trains: all, head, norms, bias, lora:r=8[,alpha=16][,targets=PATTERN]")
     backbone: str | None = Field(None, description="pretrained network: folder or module:function (docs/backbones.md)")

@@ -42,10 +42,11 @@ _SHARE, _ERROR = Scale(percent=True), Scale(rises=False)
 _SCALES = {
     **dict.fromkeys(("accuracy", "balanced-accuracy", "macro-f1", "auroc", "average-precision", "dice", "iou"), _SHARE),
     "calibration-error": Scale(percent=True, rises=False),
-    "mae": _ERROR,
-    "rmse": _ERROR,
+    **dict.fromkeys(("mae", "rmse"), _ERROR),
     "r2": Scale(),
 }
+_TITLES = {"dice": "Dice", "iou": "IoU", "macro-f1": "macro-F1"}
+_TITLES |= {name: name.upper() for name in ("auroc", "mae", "r2", "rmse")}
 
 
 def scale_of(metric: str) -> Scale:
@@ -55,8 +56,7 @@ def scale_of(metric: str) -> Scale:
 
 def title_of(metric: str) -> str:
     """Return a metric's name for people."""
-    words = {"auroc": "AUROC", "macro-f1": "macro-F1", "mae": "MAE", "rmse": "RMSE", "r2": "R2", "dice": "Dice"}
-    return words.get(metric, metric.replace("-", " ") if metric != "iou" else "IoU")
+    return "/".join(_TITLES.get(part, part.replace("-", " ")) for part in metric.split("/"))  # auroc/3: that of label 3
 
 
 def axis_of(metric: str) -> str:

@@ -314,7 +314,9 @@ def figure(lines: Sequence[dict[str, Any]], path: Path) -> None:
             points = curve(lines, name, method)
             if points:
                 seeds = sum((line["experiment"], line["method"]) == (name, method) for line in lines)
-                axis.plot(*zip(*points, strict=True), marker=".", label=f"{label} ({seeds} seeds)")
+                axis.plot(
+                    *zip(*points, strict=True), marker=".", label=f"{label} ({seeds} seed{'' if seeds == 1 else 's'})"
+                )
         axis.set_title(f"{name}, unseen")
         axis.set_xlabel("passes over the newcomer's data")
         axis.grid(alpha=0.3)

@@ -183,6 +183,7 @@ def figure(results: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     shown = [result for result in results if not result["late"] and result["rule"] in get_args(UpdateRule)]
+    shown.sort(key=lambda result: (result["rule"] == "mean", result["cohort"]))  # as in the page's table
     canvas, axes = pyplot.subplots(1, 3, figsize=(15, 4.6), sharey=True, constrained_layout=True)
     cohorts = sorted({result["cohort"] for result in shown})
     colours = dict(zip(cohorts, ("black", "tab:blue", "tab:green", "tab:red", "tab:purple"), strict=False))

@@ -94,9 +94,9 @@ class Federation:
         """
         if self.idle_count >= wanted and ready():
             return
-        until = time.strftime("%H:%M:%S", time.localtime(time.time() + timeout_s))
-        more = f"waiting for {wanted - self.idle_count} clients"
-        self._on_event(f"{more if self.idle_count < wanted else NONE_TRAINS + '; waiting'} until {until}")
+        until, more = time.strftime("%H:%M:%S %Z", time.localtime(time.time() + timeout_s)), wanted - self.idle_count
+        what = f"waiting for {more} client{'' if more == 1 else 's'}" if more > 0 else f"{NONE_TRAINS}; waiting"
+        self._on_event(f"{what} until {until}")
         deadline, pause = time.monotonic() + timeout_s, Pause(self.post.wait)
         while self.idle_count < wanted or not ready():
             self._watch()

@@ -72,7 +72,7 @@ def _page(run: RunData) -> bytes:
         of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
         advice=read_json(run.folder / ADVICE, None),
         newcomers=says(chosen.newcomers, chosen.metric) if chosen and chosen.newcomers else "",
-        better=[sign * value > sign * of_rival[name] for name, value in of.items() if name in of_rival],
+        gaps=[sign * (value - of_rival[name]) for name, value in of.items() if name in of_rival],
         left=sum(map(asked, main.rounds)) - main.trained,
         curve=_curve(run) if run.spreads else None,
         bars=len(of) <= BARS,
@@ -128,7 +128,7 @@ def _further(course: Course) -> Iterator[list[str]]:
         undefined = course.metrics.get(f"{start}_undefined", 0)
         if names or undefined:
             shown = ["-" if value is None else scale.show(value) for value in values]
-            yield [title_of(name or course.metric), *shown, f"{undefined:.0f} clients" if undefined else ""]
+            yield [title_of(name or course.metric), *shown, f"{undefined:.0f}" if undefined else ""]
 
 
 def _per_round(course: Course, what: str, values: Mapping[int, float]) -> Markup:

@@ -70,6 +70,7 @@ class Board:
         self._selected: tuple[float, int] | None = None  # by validation
         self._seconds: dict[str, float] = {}  # of the clients that trained in the last round
         self.events: deque[str] = deque(maxlen=EVENTS_SHOWN)
+        self.closed = False  # no time is left, whatever has ended the strategy
 
     def add_round(self, line: Line) -> None:
         """Add a line of metrics.jsonl."""
@@ -150,7 +151,7 @@ class Board:
     @property
     def seconds_left(self) -> float | None:
         """Return the estimated seconds until the last round, or None."""
-        return None if not self.pace else (self.rounds - self.done) / self.pace
+        return None if not self.pace else max(0.0, (self.rounds - self.done) / self.pace)
 
     def sentence(self) -> str:
         """Return the last evaluation as a line for output that is no terminal."""
@@ -177,7 +178,7 @@ class Board:
     def _head(self) -> RenderableType:
         rate = self.pace or math.inf
         pace = f"{duration(1 / rate)} a round" if rate < 1 else f"{rate:.1f} rounds/s" if self.pace else ""
-        left = f"{duration(self.seconds_left)} left" if self.seconds_left and self.done < self.rounds else ""
+        left = f"{duration(self.seconds_left)} left" if self.seconds_left and not self.closed else ""
         head = Table.grid(padding=(0, 2))
         head.add_row(
             Text(self.name, style="bold"),

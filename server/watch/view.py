@@ -78,6 +78,7 @@ class TerminalView(Listener):
     def close(self) -> None:
         """End the live block."""
         if self._live:
+            self.board.closed = True
             self._live.stop()
             self._live = None
 

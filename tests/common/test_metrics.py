@@ -11,7 +11,7 @@ def test_shares_are_percent_and_errors_are_better_when_small() -> None:
 
 
 def test_names_are_written_as_people_write_them() -> None:
-    assert [title_of(name) for name in ("auroc", "r2", "iou", "balanced-accuracy")] == [
-        *("AUROC", "R2", "IoU", "balanced accuracy"),
+    assert [title_of(name) for name in ("auroc", "r2", "iou", "balanced-accuracy", "auroc/3", "dice/1")] == [
+        *("AUROC", "R2", "IoU", "balanced accuracy", "AUROC/3", "Dice/1"),
     ]
     assert (axis_of("accuracy"), axis_of("mae")) == ("test accuracy, %", "test MAE")

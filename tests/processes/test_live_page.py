@@ -1,16 +1,21 @@
 """The live page in a real browser, beside a real run."""
 
+import base64
 import json
+import re
 import shutil
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hyperbloom.server.pages.report import write_report
 from tests.processes.conftest import Site
-from tests.server.recorded import Recording
+from tests.server.recorded import Recording, some_config
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -80,6 +85,45 @@ def test_a_browser_sees_rounds_arrive_and_the_run_does_not_need_the_page(
     until(lambda: "does not answer" in browser.find_element("css selector", ".lost").text, "the page says it is lost")
     assert server.wait() == 0, server.output
     assert client.wait() == 0, client.output
+
+
+def test_a_reader_keeps_place_and_focus_when_news_arrive(
+    site: Site, tmp_path: Path, browser: Any, until: Until
+) -> None:
+    names = [f"client-{number}" for number in range(30)]
+    recording = Recording(tmp_path, names=names, config=some_config(baselines=()))
+    recording.begin("pfedhn")
+    recording.go(2, **{names[0]: "its disk is full, so it could not write what it has learned in this round"})
+    for name in names:
+        recording.folder.event(f"{name} joined")
+    server = site.start("hyperbloom.server", "watch", "watch", str(tmp_path), "--web", "0")
+    server.wait_for("live page: ")
+    browser.get(server.output.split()[-1])
+    browser.execute_script("document.querySelector('[data-part=clients]').style.width = '200px'")  # less than the table
+    place = "[...document.querySelectorAll('[data-part=clients] .scroll, .feed')]"
+    browser.execute_script(f"{place}[0].scrollLeft = 40; {place}[1].scrollTop = 60; {place}[0].focus()")
+    recording.folder.event("one more joined")
+    recording.go(4)
+    until(lambda: "one more joined" in shown(browser, "events"), "the event is on the page")
+    until(lambda: "round 4" in shown(browser, "clients"), "the table is of the last round")
+    script = f"return {place}.map(box => [box.scrollLeft, box.scrollTop, box === document.activeElement])"
+    assert browser.execute_script(script) == [[40, 0, True], [0, 60, False]]
+
+
+def test_a_report_on_paper_has_its_bars_though_browsers_print_no_backgrounds(tmp_path: Path, browser: Any) -> None:
+    browser.get(write_report(Recording(tmp_path).whole()).as_uri())
+
+    def filled(backgrounds: bool) -> int:
+        """Return how many shapes of a PDF have the colour of the first strategy."""
+        printed = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": backgrounds})["data"])
+        count = 0
+        for stream in re.findall(rb"stream\r?\n(.*?)endstream", printed, re.DOTALL):
+            with suppress(zlib.error):  # not a compressed one
+                colours = re.findall(rb"([\d.]+) ([\d.]+) ([\d.]+) rg", zlib.decompress(stream))
+                count += sum([round(255 * float(part)) for part in colour] == [0x39, 0x49, 0xC4] for colour in colours)
+        return count
+
+    assert filled(backgrounds=False) == filled(backgrounds=True) > 3
 
 
 def test_runs_stand_side_by_side_and_names_are_text(site: Site, tmp_path: Path, browser: Any, until: Until) -> None:

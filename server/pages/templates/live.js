@@ -1,9 +1,16 @@
 // Follows the server's events: each brings those parts of a panel that have changed, as HTML that the server escaped.
+// Tables and lists stay where a reader has scrolled them, and keep the keyboard's focus.
 "use strict";
 
 function replace(part, html) {
   const before = [...part.querySelectorAll(".map svg > g")].map(place);
+  const kept = [...part.querySelectorAll("[tabindex]")].map((box) => [box.scrollLeft, box.scrollTop, box === document.activeElement]);
   part.innerHTML = html;
+  part.querySelectorAll("[tabindex]").forEach((box, index) => {
+    const [left, top, focused] = kept[index] ?? [0, 0, false];
+    box.scrollTo(left, top);
+    if (focused) box.focus({ preventScroll: true });
+  });
   const points = [...part.querySelectorAll(".map svg > g")];
   if (before.length !== points.length || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
   points.forEach((point, index) => {

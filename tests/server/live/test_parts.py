@@ -28,8 +28,10 @@ def test_a_run_before_its_first_round(tmp_path: Path) -> None:
 
 def test_figures_curve_map_and_gains(tmp_path: Path) -> None:
     parts = parts_of(Recording(tmp_path).whole())
-    assert "61.0 %" in parts["figures"] and "60.0 %" in parts["figures"] and "gain over alone" in parts["figures"]
-    assert "0 of 3 clients gain over training alone" in parts["figures"]
+    assert (
+        "61.0 %" in parts["figures"] and "60.0 %" in parts["figures"] and "<dt>ahead of local</dt>" in parts["figures"]
+    )
+    assert "0 of 3 clients are ahead of local." in parts["figures"]
     assert parts["curve"].count('class="line') == 2  # pfedhn and local
     assert "<circle" in parts["map"]
     assert "complete" in parts["head"] and "pfedhn, local" in parts["head"]
@@ -86,7 +88,7 @@ def test_a_run_that_goes_on_is_listed_with_its_round(tmp_path: Path) -> None:
 
 def test_novel_clients_gain_nothing_over_training_alone_which_they_do_not(tmp_path: Path) -> None:
     parts = parts_of(Recording(tmp_path, config=some_config(novel=30, clients=3)).whole())
-    assert "of 2 clients gain over training alone" in parts["figures"] and "mean of 2 clients" in parts["figures"]
+    assert "of 2 clients are ahead of local." in parts["figures"] and "mean of 2<" in parts["figures"]
     assert "c (novel)" in parts["clients"] and "b (novel)" not in parts["clients"]
 
 

@@ -112,7 +112,7 @@ def test_newcomers_are_greeted_once_and_admitted(party: Party, grid: ScriptedGri
         "b joined (60 training examples, size M); 1 client is here",
         "a joined (1 training examples, size M); 2 clients are here",
     ]
-    assert re.fullmatch(r"waiting for 2 clients until \d\d:\d\d:\d\d", party.events[0])
+    assert re.fullmatch(r"waiting for 2 clients until \d\d:\d\d:\d\d \S+", party.events[0])
     assert [type(event) for event in party.events] == [str, Joined, Joined]
 
 

@@ -152,7 +152,7 @@ def test_when_all_are_late_the_next_round_waits_for_one_of_them(crew: Callable[.
     run.run()
     assert [sorted(report.outcome.results) for report in run.told.reports] == [[], ["a"], ["a", "b"]]
     assert sum(report.late for report in run.told.reports) == run.federation.late == 2
-    assert any(event.startswith("waiting for 1 clients until") for event in run.events)
+    assert any(event.startswith("waiting for 1 client until") for event in run.events)
 
 
 @pytest.mark.parametrize("back", [True, False])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,15 @@ import torch
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.cli import main
+from hyperbloom.server.loop.exchange import Evaluated, Outcome
+from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.pages.report import BARS, write_report
 from hyperbloom.server.pages.report_data import read_run_data
 from hyperbloom.server.runs import running
 from hyperbloom.server.runs.folder import RunFolder
 
 from ..html import Page, check_self_contained
-from ..recorded import ROUNDS, Recording, some_config
+from ..recorded import ROUNDS, Recording, score, some_config
 
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7*7 }}{% raw %}", "a\u202e&lt;b")
 
@@ -39,7 +42,10 @@ def test_a_whole_run(tmp_path: Path) -> None:
     ]
     assert set(page.pictures()) == {"curve", "pca", "bytes", "seconds"}
     assert "After 6 rounds of pfedhn, 3 clients are right on 61.0 % of their test examples" in page.text
-    assert "0.0 points ahead of local, the best of the others; 0 of 3 clients are better off" in page.text
+    assert (
+        "That is level with local, the best of the others; 0 of 3 clients are better off than with it, 0 worse."
+        in page.text
+    )
     assert "Nobody was left out of a round." in page.text
     assert "strategy: pfedhn" in page.text
     assert [row[:2] for row in page.tables[""] if row[0] == "run_id"] == [["run_id", "run-1"]]
@@ -152,6 +158,32 @@ def test_a_strategy_without_embeddings_has_no_map(tmp_path: Path) -> None:
     config = some_config(strategy="fedavg", baselines=())
     page = Page(write_report(Recording(tmp_path, config=config, state={"fc1.weight": torch.ones(2)}).whole()))
     assert "There is no map: fedavg has no embedding of each client on the server" in page.text
+
+
+def test_a_run_of_one_client_and_one_round_is_told_in_the_singular(tmp_path: Path) -> None:
+    run = Recording(tmp_path, names=("a",), config=some_config(baselines=(), rounds=1, clients=1, eval_every=1))
+    run.begin("pfedhn")
+    run.go(1)
+    run.folder.event("a left")
+    page = Page(write_report(tmp_path))
+    assert "After 1 round of pfedhn, 1 client is right on 10.0 % of their test examples" in page.text
+    assert "There is no map of a single client." in page.text
+    assert "Who came, left and was refused: 1 event " in page.text
+
+
+def test_clients_that_are_worse_off_than_with_the_best_of_the_others_are_counted(tmp_path: Path) -> None:
+    run = Recording(tmp_path)
+    for name, hits in (("pfedhn", (90, 40, 70)), ("local", (50, 60, 70))):
+        run.begin(name)
+        scores = {client: score(5, 10, right, 100) for client, right in zip("abc", hits, strict=True)}
+        run.folder.round_done(replace(run.report(6), outcome=Outcome({}, Evaluated(scores), {})))
+        accuracy = dict(zip("abc", map(float, hits), strict=True))
+        run.folder.selected(Selection(6, Evaluated(scores).metrics(), accuracy), run.state, run.roster)
+    text = Page(write_report(tmp_path)).text
+    assert (
+        "6.7 points ahead of local, the best of the others; 1 of 3 clients are better off than with it, 1 worse."
+        in text
+    )
 
 
 def test_novel_clients_are_scored_apart(tmp_path: Path) -> None:

@@ -279,6 +279,15 @@ def test_the_block_is_not_drawn_anew_for_each_of_many_clients(monkeypatch: pytes
     assert drawn[-1] == 2000 and len(drawn) < 5 + 5 * (time.monotonic() - begun)
 
 
+def test_a_strategy_that_ends_before_its_last_round_has_no_time_left() -> None:
+    shown = console(terminal=True)
+    view = TerminalView(shown)
+    view.phase(strategy(), "pfedhn")
+    view.round_done(report(10))
+    view.close()  # patience has ended it, or Ctrl-C
+    assert last_block(shown)[0].endswith("10/20  2.0 rounds/s")
+
+
 def test_before_the_first_evaluation_the_live_block_says_so() -> None:
     shown = console(terminal=True)
     view = TerminalView(shown)
