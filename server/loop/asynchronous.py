@@ -81,10 +81,11 @@ class _Loop:
         self._failed: set[int] = set()  # rows whose last reply was useless; cleared when a reply is applied
 
     def run(self) -> Selection:
-        late, first = self.federation.late, max(self.done.round, 0) + 1
-        if first > 1 and (first - 1) % self.config.eval_every == 0:
-            self._ask_for_evaluation(first - 1, self.done.elapsed)  # its checkpoint precedes this evaluation
-        for number in range(first, self.config.rounds + 1):
+        late, number = self.federation.late, max(self.done.round, 0)
+        if number and number % self.config.eval_every == 0 and not self._is_over(number):
+            self._ask_for_evaluation(number, self.done.elapsed)  # its checkpoint precedes this evaluation
+        while not self._is_over(number):
+            number += 1
             start, self.federation.round = time.perf_counter(), number
             while self._applied < number * self.config.cohort:
                 self._turn()
@@ -101,16 +102,28 @@ class _Loop:
                 self.save(Progress(number, self.best, 0, self._draws, self._applied, elapsed))
             if number % self.config.eval_every == 0 or number == self.config.rounds:
                 self._finish()
-                best = self.best.round if self.best else None
-                if self.config.has_lost_patience(best, number - self.config.eval_every):
+                if self._lacks_patience(number):
                     self.of.stop_early(number)
-                    break
-                self._ask_for_evaluation(number, elapsed)
+                else:
+                    self._ask_for_evaluation(number, elapsed)
         self._finish(orders=self.config.gains)  # to compare models, all clients are asked at once
         self.federation.post.give_up([each.letter for each in self._written.values()])  # a baseline must not get these
         if self.best is None:
             raise CohortError(f"{self.config.strategy}: {rounds.NEVER_EVALUATED}")
+        if self.config.gains and number > self.done.round:
+            elapsed = time.perf_counter() - self.begin
+            self.save(Progress(number, self.best, 0, self._draws, self._applied, elapsed))
         return self.best
+
+    def _lacks_patience(self, number: int) -> bool:
+        """Return whether patience ends the run with round `number`, by the evaluations before it."""
+        best = self.best.round if self.best else None
+        return self.config.has_lost_patience(best, number - self.config.eval_every)
+
+    def _is_over(self, number: int) -> bool:
+        """Return whether round `number` is the last."""
+        due = number % self.config.eval_every == 0
+        return number >= self.config.rounds or (due and self._lacks_patience(number))
 
     def _turn(self) -> None:
         """Send new orders, and process the replies that have arrived."""

@@ -18,7 +18,7 @@ from hyperbloom.common.wire.orders import CompareOrder
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop import federation, rounds
 from hyperbloom.server.loop.gains import check_gain
-from hyperbloom.server.loop.listener import Checkpoint, Listener, RoundReport, Selection
+from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume, RoundReport, Selection
 from hyperbloom.server.loop.post import Post
 from hyperbloom.server.loop.session import Session
 from hyperbloom.server.pages.report import write_report
@@ -36,14 +36,14 @@ class Told(Listener):
         self.gains: list[dict[str, Gain]] = []
         self.selection: Selection | None = None
         self.rounds: list[int] = []  # after which they were asked
-        self.checkpoints: list[tuple[int, int]] = []  # phase and round
+        self.checkpoints: list[Checkpoint] = []
         self.round = 0
 
     def round_done(self, report: RoundReport) -> None:
         self.round = report.number
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.checkpoints.append((checkpoint.phase, checkpoint.progress.round))
+        self.checkpoints.append(checkpoint)
 
     def selected(self, selection: Selection, state: Any, roster: Any) -> None:
         self.selection = selection
@@ -54,7 +54,7 @@ class Told(Listener):
         self.rounds.append(self.round)
 
 
-def play(folder: Path, strategy: str, **changes: Any) -> Told:
+def play(folder: Path, strategy: str, resume: Resume | None = None, **changes: Any) -> Told:
     values: dict[str, Any] = {
         "clients": 3,
         "cohort": 2,
@@ -69,7 +69,8 @@ def play(folder: Path, strategy: str, **changes: Any) -> Told:
     folder.mkdir(parents=True, exist_ok=True)
     recorder = RunFolder(folder, config, "run")
     grid = inline_grid(config, folder)
-    Session(config, grid, "run", [recorder, told], selected_state=recorder.selected_state).run()
+    listeners = [recorder, told]
+    Session(config, grid, "run", listeners, resume=resume, selected_state=recorder.selected_state).run()
     return told
 
 
@@ -187,9 +188,27 @@ def test_they_compare_in_the_middle_of_a_run_and_train_alone_once(tmp_path: Path
     assert often.gains[2] == once.gains[0]
 
 
-@pytest.mark.parametrize(("gains", "expected"), [(True, [(0, -1), (0, 3), (1, -1)]), (False, [(0, -1), (1, -1)])])
-def test_a_stop_in_the_comparison_costs_no_round(tmp_path: Path, gains: bool, expected: list[tuple[int, int]]) -> None:
-    assert play(tmp_path, "pfedhn", gains=gains, **SMALL).checkpoints == expected
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("patience", "rounds_run"), [(None, 4), (1, 3)])
+def test_a_stop_in_the_comparison_costs_no_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool, patience: int | None, rounds_run: int
+) -> None:
+    """With patience: the first evaluation stays the best. In asynchronous mode the last one ends a round later."""
+    better = rounds._better
+    monkeypatch.setattr(rounds, "_better", lambda best, number, of: best or better(best, number, of))
+    run: Any = {"asynchronous": asynchronous, "patience": patience, "rounds": 4, **SMALL}
+    rounds_run -= bool(patience and not asynchronous)
+    told = play(tmp_path, "pfedhn", **run)
+    assert [(each.phase, each.progress.round) for each in told.checkpoints] == [(0, -1), (0, rounds_run), (1, -1)]
+    points = [(0, 0), (0, told.checkpoints[1].progress.orders)]
+    again = play(tmp_path, "pfedhn", Resume(told.checkpoints[1], points, points[1:]), **run)
+    assert again.round == 0, "no round was played"
+    assert [each.phase for each in again.checkpoints] == [1]
+    assert again.gains == told.gains
+
+
+def test_without_a_comparison_no_checkpoint_follows_the_last_round(tmp_path: Path) -> None:
+    assert [each.progress.round for each in play(tmp_path, "pfedhn", gains=False, **SMALL).checkpoints] == [-1, -1]
 
 
 def test_a_strategy_that_keeps_more_than_its_state_goes_back_as_well(
