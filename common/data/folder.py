@@ -106,8 +106,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 
 def _list(folder: Path, names: list[str]) -> tuple[tuple[Path, ...], IntArray]:
-    unknown = [entry.name for entry in _folders(folder) if entry.name not in names]
-    if unknown:
+    if unknown := [entry.name for entry in _folders(folder) if entry.name not in names]:
         raise DataError(f"{folder}: expected the classes of train ({', '.join(names)}), found {', '.join(unknown)}")
     found: list[tuple[Path, int]] = []
     for label, name in enumerate(names):
