@@ -156,6 +156,12 @@ def test_a_cell_among_many_numbers_to_predict_is_no_class(odd: str, tmp_path: Pa
         load_client_data(DataSpec(name, label="level"))
 
 
+def test_a_summary_names_the_columns_that_are_read(tmp_path: Path) -> None:
+    """Texts without a tokenizer are left out, and a number for each row is all that stays."""
+    rows = [{"id": str(row), "said": f"words {row}", "ill": ("no", "yes")[row % 2]} for row in range(60)]
+    assert "; inputs (2,) of id; " in load_client_data(DataSpec(write(tmp_path, rows), label="ill")).summary
+
+
 def test_it_is_said_why_a_table_has_no_inputs() -> None:
     cells = [f"{number},5" for number in range(20)]
     with pytest.raises(DataError, match=r"a few words, found dose .decimals with a comma; write points.$"):
