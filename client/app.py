@@ -18,7 +18,7 @@ from hyperbloom.client.work.masks import confirm, deal_shares, make_keys, train_
 from hyperbloom.client.work.reference import keep_reference, represent
 from hyperbloom.client.work.together import train_together
 from hyperbloom.client.work.training import fit, train
-from hyperbloom.common.errors import HyperbloomError, RefusedError, attempt
+from hyperbloom.common.errors import DataError, HyperbloomError, RefusedError, attempt
 from hyperbloom.common.wire import exchanges, masks, orders
 from hyperbloom.common.wire.newcomers import Offer
 from hyperbloom.common.wire.orders import EvaluateResult, Failed, Order, TrainOrder
@@ -85,7 +85,8 @@ def _reply(message: Message, outcome: object) -> Message:
     """Return the reply with an answer, or with a `Failed` for a HyperbloomError; raise any other exception."""
     if isinstance(outcome, HyperbloomError):
         log.error("%s failed: %s", message.metadata.message_type, outcome)
-        outcome = Failed(outcome.reason, str(outcome))
+        text = "its data cannot be read; its own log says why" if isinstance(outcome, DataError) else str(outcome)
+        outcome = Failed(outcome.reason, text)  # what is wrong with data may quote a cell, which stays here
     elif isinstance(outcome, Exception):
         raise outcome
     return Message(pack(outcome), reply_to=message)

@@ -119,7 +119,7 @@ def _schema(table: Path, out: Path | None, **columns: Any) -> None:
         return
     write_bytes(out, text.encode())
     used = {column.name for column in proposed.columns} | {*proposed.label, columns["owner"], columns["group"]}
-    left = ", ".join(f"{name} ({why_left_out(cells[name])})" for name in cells if name not in used)
+    left = ", ".join(f"{name} ({why_left_out(cells[name]) or 'beside texts'})" for name in cells if name not in used)
     few = ", ".join(one.name for one in proposed.columns if len(one.words) > 2 and all(map(is_number, one.words)))
     print(f"{out}: {len(proposed.columns)} columns, {proposed.width} inputs" + (f"; left out: {left}" if left else ""))
     if few:

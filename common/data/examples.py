@@ -133,7 +133,7 @@ class ClientData:
 
     @property
     def summary(self) -> str:
-        """One line for the user, with how many examples each class has."""
+        """One line for the user, with how many examples each class has, and with the columns that are read."""
         sizes = ", ".join(f"{len(getattr(self, part))} {part}" for part in ("train", "val", "test"))
         labels = torch.cat([part.labels.flatten() for part in (self.train, self.val, self.test)])
         more = f"outputs {self.num_classes}"
@@ -144,7 +144,8 @@ class ClientData:
                 more += f". Accuracy says little where {max(counts) / len(labels):.0%} are alike: set select"
         elif self.kind == "regression" and len(labels.unique()) <= 10 and bool((labels == labels.round()).all()):
             more += ". Store integers if these few numbers are classes"
-        return f"{sizes}; inputs {self.input_shape}; {self.kind}, {more}"
+        columns = f" of {', '.join(column.name for column in self.schema.columns)}"[:200] if self.schema else ""
+        return f"{sizes}; inputs {self.input_shape}{columns}; {self.kind}, {more}"
 
     @property
     def whole(self) -> Examples:

@@ -55,14 +55,14 @@ def read_folder(spec: DataSpec) -> Pool:
     root = Path(spec.data).expanduser()
     if (root / LIST).is_file():
         return _read_listed(root, spec)
-    parts = [name for name in ("train", "val", "test") if any(_folders(root / name))]
+    there = [entry.name for entry in _folders(root) if any(_folders(entry))]
+    parts = [name for name in ("train", "val", "test") if name in there]
     if not parts:
         names = _class_names(root)
         paths, labels = _list(root, names)
         return build_pool(str(root), {str(root): Portion.of(_images(paths), labels)}, spec.seed, names)
-    absent = [name for name in ("train", "test") if name not in parts]
-    if absent:
-        found = ", ".join(f"{name}/" for name in parts)
+    if not {"train", "test"} <= {*parts} or len(there) > len(parts):
+        found = ", ".join(f"{name}/" for name in there)
         raise DataError(f"{root}: expected train/, test/ and perhaps val/ with a folder for each class, found {found}")
     names = _class_names(root / "train")
     lists = {str(root / part): _list(root / part, names) for part in parts}
@@ -75,7 +75,7 @@ def _read_listed(root: Path, spec: DataSpec) -> Pool:
     where, table = str(root / LIST), read_cells(root / LIST)
     label = tuple(name for name in table if name not in ("file", "owner", "group"))
     if "file" not in table or not label:
-        raise DataError(f"{where}: expected a column file and one for each label, found {', '.join(table)}")
+        raise DataError(f"{where}: expected a column file and one for each label, found {', '.join(table)[:200]}")
     paths = tuple(root / name for name in table["file"])
     absent = next((path for path in paths if not path.is_file()), None)
     if absent is not None:
@@ -106,16 +106,20 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 
 def _list(folder: Path, names: list[str]) -> tuple[tuple[Path, ...], IntArray]:
-    unknown = [entry.name for entry in _folders(folder) if entry.name not in names]
-    if unknown:
+    if unknown := [entry.name for entry in _folders(folder) if entry.name not in names]:
         raise DataError(f"{folder}: expected the classes of train ({', '.join(names)}), found {', '.join(unknown)}")
     found: list[tuple[Path, int]] = []
     for label, name in enumerate(names):
         entries = sorted((folder / name).iterdir()) if (folder / name).is_dir() else []
-        found += [(entry, label) for entry in entries if entry.suffix.lower() in ENDINGS]
+        found += [(entry, label) for entry in entries if is_image(entry)]
     if not found:
         raise DataError(f"{folder}: expected images ({', '.join(ENDINGS)}) in folders by class, found none")
     return tuple(path for path, _ in found), np.array([label for _, label in found], dtype=np.int64)
+
+
+def is_image(path: Path) -> bool:
+    """Return whether a file's name is that of an image, and not hidden, as are those that macOS adds to archives."""
+    return path.suffix.lower() in ENDINGS and not path.name.startswith(".")
 
 
 def _images(paths: tuple[Path, ...]) -> ImageBlock:

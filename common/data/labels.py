@@ -70,9 +70,10 @@ def _numbers(stored: AnyArray, name: str) -> AnyArray:
         labels = stored.astype(np.float32)
     if labels.ndim == 2 and _are_binary(labels):
         return labels
-    wrong = int(labels.size - np.count_nonzero(np.isfinite(labels)))
-    if wrong:
-        raise DataError(f"{name}: expected finite numbers, or labels (N, L) of 0, 1 and NaN, found {wrong} not finite")
+    wrong = np.argwhere(~np.isfinite(labels))
+    if len(wrong):
+        found = f"{len(wrong)} not finite, the first at {wrong[0].tolist()}"
+        raise DataError(f"{name}: expected finite numbers, or labels (N, L) of 0, 1 and NaN, found {found}")
     return labels
 
 

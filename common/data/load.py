@@ -102,8 +102,7 @@ def load_client_data(spec: DataSpec) -> ClientData:
 
 def _refuse_empty(portions: Mapping[str, Portion], pool: Pool, spec: DataSpec) -> None:
     for part in (part for part, portion in portions.items() if len(portion) == 0):
-        total = len(pool.portions[part])
-        if total == 0:
+        if (total := len(pool.portions[part])) == 0:
             raise DataError(f"{pool.name}: expected examples in {part}, found none; add some")
         advice = "lower partitions, raise classes_per_client or alpha, or change the seed"
         if spec.split == "owner":

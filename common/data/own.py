@@ -61,9 +61,10 @@ def check_inputs(inputs: AnyArray, name: str) -> AnyArray:
         return _channels_first(inputs, name)
     with np.errstate(over="ignore"):
         converted = inputs.astype(np.float32)
-    wrong = int(converted.size - np.count_nonzero(np.isfinite(converted)))
-    if wrong:
-        raise DataError(f"{name}: expected finite float32 numbers, found {wrong} that are not among {inputs.size}")
+    wrong = np.argwhere(~np.isfinite(converted))
+    if len(wrong):
+        found = f"{len(wrong)} of {inputs.size} that are not, the first at {wrong[0].tolist()}"
+        raise DataError(f"{name}: expected finite float32 numbers, found {found}")
     if converted.ndim == 3:
         return converted[:, None]
     if converted.ndim == 4 and converted.shape[3] in CHANNELS and converted.shape[1] not in CHANNELS:
@@ -150,9 +151,9 @@ def build_pool(
     whole, *others = parts
     if len(portions) < 3:
         least = 3 - len(others)
-        size = len(whole if whole.groups is None else np.unique(whole.groups))
+        size, what = (len(whole), "examples") if whole.groups is None else (len(np.unique(whole.groups)), "groups")
         if size < least:
-            raise DataError(f"{next(iter(portions))}: expected at least {least} examples to split, found {size}")
+            raise DataError(f"{next(iter(portions))}: expected at least {least} {what} to split, found {size}")
 
         def cut(strata: IntArray) -> tuple[IntArray, ...]:
             rng = generator(seed, "own data", "validation" if others else "three parts")

@@ -149,9 +149,8 @@ class Schema(Section):
         return read_labels(table, self.label, self.classes, where)
 
     def _refuse_absent(self, table: Table, wanted: tuple[str, ...] | list[str], where: str) -> None:
-        absent = [name for name in wanted if name not in table]
-        if absent:
-            raise DataError(f"{where}: expected a column {absent[0]!r} as in the schema, found {', '.join(table)}")
+        if absent := [name for name in wanted if name not in table]:
+            raise DataError(f"{where}: expected a column {absent[0]!r} as in the schema, found {', '.join(table)[:99]}")
 
 
 def read_schema(text: str, where: str) -> Schema:
@@ -176,7 +175,7 @@ def read_schema(text: str, where: str) -> Schema:
 def load_schema(path: Path) -> Schema:
     """Read a schema file; ConfigError if it cannot be read."""
     try:
-        return read_schema(path.read_text(encoding="utf-8"), str(path))
+        return read_schema(path.read_text(encoding="utf-8-sig"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read the schema: {error}") from None
 
@@ -214,26 +213,27 @@ def propose(
         raise DataError(f"{where}: expected values in the column {bare[0]!r} to predict, found none")
     if absent or not label:
         raise DataError(
-            f"{where}: expected the column to predict (--label of a client, data.label of a run), "
-            f"one of {', '.join(table)}; found {', '.join(absent) or 'none'}"
+            f"{where}: expected the column to predict (--label of a client, data.label of a run), or of --owner or "
+            f"--group, one of {', '.join(table)[:200]}; found {', '.join(absent) or 'none'}"
         )
     others = {name: cells for name, cells in table.items() if name not in (*label, owner, group)}
     if tokens and others:
         columns = [Column(name=max(others, key=lambda name: sum(map(len, others[name]))), kind="text", length=tokens)]
     else:
         columns = [column for name, cells in others.items() if (column := _propose(name, cells))]
-    found = tuple(columns)
-    if not found:
-        raise DataError(f"{where}: expected columns beside the label with numbers or a few words, found none")
-    classes = propose_classes(table, label)
-    return Schema(label=label, classes=classes, columns=found, owner=owner, group=group)
+    if not columns:
+        why = ", ".join(f"{name} ({why_left_out(cells)})" for name, cells in others.items())[:300] or "none"
+        raise DataError(f"{where}: expected columns beside the label with numbers or a few words, found {why}")
+    return Schema(label=label, classes=propose_classes(table, label), columns=tuple(columns), owner=owner, group=group)
 
 
 def propose_classes(table: Table, label: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of one label column, unless they are many numbers; empty for several columns."""
+    """Return the words of one label column, unless it holds many numbers; empty for several columns."""
     words = sorted({cell for cell in table[label[0]] if cell not in MISSING}, key=_order)
-    numbers = len(words) > FEW_NUMBERS or not all(is_number(word) and float(word).is_integer() for word in words)
-    return () if len(label) > 1 or (numbers and all(map(is_number, words))) else tuple(words)
+    numbers = [float(word) for word in words if is_number(word)]
+    many, broken = len(numbers) > FEW_NUMBERS, not all(number.is_integer() for number in numbers)
+    pure = len(numbers) == len(words)  # else a cell among many numbers may be wrong, and `read_labels` says which
+    return () if len(label) > 1 or (many and broken) or (pure and (many or broken)) else tuple(words)
 
 
 def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], where: str) -> AnyArray:
@@ -242,12 +242,12 @@ def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], 
     Raises:
         DataError: A cell is no label.
     """
+    place = {word: number for number, word in enumerate(classes)}
+    for row, cell in enumerate(table[label[0]] if len(label) == 1 else ()):
+        if cell not in place and (classes or cell in MISSING):
+            what = "a label (leave out rows without)" if cell in MISSING else f"one of {', '.join(classes)}"
+            raise _wrong(where, row, label[0], what, cell)
     if classes and len(label) == 1:
-        place = {word: number for number, word in enumerate(classes)}
-        for row, cell in enumerate(table[label[0]]):
-            if cell not in place:
-                what = "a label (leave out rows without)" if cell in MISSING else f"one of {', '.join(classes)}"
-                raise _wrong(where, row, label[0], what, cell)
         return np.array([place[cell] for cell in table[label[0]]], dtype=np.int64)
     values = [
         [np.nan if cell in MISSING else _number(cell, where, row, name) for row, cell in enumerate(table[name])]
@@ -258,18 +258,18 @@ def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], 
 
 
 def why_left_out(cells: list[str]) -> str:
-    """Return in words why `propose` takes no column of these cells."""
+    """Return in words why `propose` takes no column of these cells; nothing if it takes one."""
     there = [cell for cell in cells if cell not in MISSING]
-    odd = [row for row, cell in enumerate(cells) if cell not in MISSING and not is_number(cell)]
+    words = set(there)
+    odd = [(row, cell) for row, cell in enumerate(cells, FIRST_ROW) if cell not in MISSING and not is_number(cell)]
     if there and all(map(_DATE.match, there)):
-        return "dates"
-    if there and all(is_number(cell.replace(",", ".", 1)) for cell in there):
+        return "dates"  # days that others have are other words
+    if odd and all(is_number(cell.replace(",", ".", 1)) for cell in there):
         return "decimals with a comma; write points"
-    if 2 * len(odd) < len(there):
-        return (
-            f"{len(there) - len(odd)} of {len(there)} are numbers, row {odd[0] + FIRST_ROW} is {cells[odd[0]][:80]!r}"
-        )
-    return f"{len(set(there))} words such as {there[0][:20]!r}" if there else "empty"
+    if odd and 2 * len(odd) < len(there) and sum(map(is_number, words)) > FEW_NUMBERS:
+        return f"{len(there) - len(odd)} of {len(there)} are numbers, row {odd[0][0]} is {odd[0][1][:80]!r}"
+    many = f"{len(words)} words such as {there[0][:20]!r}" if len(words) > MOST_WORDS else ""
+    return many if there else "empty"
 
 
 def _propose(name: str, cells: list[str]) -> Column | None:
@@ -280,9 +280,7 @@ def _propose(name: str, cells: list[str]) -> Column | None:
         numbers = np.array(there, dtype=np.float64)
         mean, std = float(numbers.mean()), divisor_of(float(numbers.mean()), float(numbers.std()))
         return Column(name=name, kind="number", mean=round(mean, 6 - floor(log10(std))), std=float(f"{std:.6g}"))
-    if not words or len(words) > MOST_WORDS or all(map(_DATE.match, words)):  # days that others have are other words
-        return None
-    return Column(name=name, kind="category", words=tuple(words))
+    return None if why_left_out(cells) else Column(name=name, kind="category", words=tuple(words))
 
 
 def divisor_of(mean: float, std: float) -> float:

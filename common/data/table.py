@@ -64,9 +64,8 @@ def _pool(
 ) -> Pool:
     whole = Portion.of(ArrayBlock(schema.inputs(table, name, backbone)), schema.labels(table, name))
     columns = {kind: column for kind, column in units.items() if column}
-    absent = [column for column in columns.values() if column not in table]
-    if absent:
-        raise DataError(f"{name}: expected a column {absent[0]!r} of owners or groups, found {', '.join(table)}")
+    if absent := [column for column in columns.values() if column not in table]:
+        raise DataError(f"{name}: expected a column {absent[0]!r} of owners or groups, found {', '.join(table)[:200]}")
     cells = {kind: [np.array(table[column])] for kind, column in columns.items()}
     return replace(build_pool(name, {name: whole}, seed, schema.classes or schema.label, cells), schema=schema)
 

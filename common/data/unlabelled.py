@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hyperbloom.common.data.files import read_arrays
-from hyperbloom.common.data.folder import ENDINGS, LIST, read_image
+from hyperbloom.common.data.folder import ENDINGS, LIST, is_image, read_image
 from hyperbloom.common.data.npz import MEDMNIST
 from hyperbloom.common.data.own import check_inputs
 from hyperbloom.common.data.scaling import AnyArray, Scaling
@@ -35,11 +35,11 @@ def is_unlabelled(path: Path) -> bool:
     if path.is_dir():
         entries = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
         listed = any(entry.is_dir() or entry.name == LIST for entry in entries)
-        return not listed and any(_is_image(entry) for entry in entries)
+        return not listed and any(is_image(entry) for entry in entries)
     if path.suffix == ".npz" and path.is_file():
         keys = (MEDMNIST.get(key, key) for key in read_arrays(path))
         return not any(key == "y" or key.startswith("y_") for key in keys)
-    return path.suffix in (".npy", ".txt") or _is_image(path)
+    return path.suffix in (".npy", ".txt") or is_image(path)
 
 
 def read_inputs(
@@ -66,8 +66,8 @@ def read_inputs(
     Raises:
         DataError: a file is missing, unreadable or of another shape.
     """
-    for is_image, some in groupby(_files(paths), lambda path: path.suffix not in (".npy", ".npz", ".txt", *TABLES)):
-        if is_image:
+    for images_only, some in groupby(_files(paths), lambda path: path.suffix not in (".npy", ".npz", ".txt", *TABLES)):
+        if images_only:
             while images := list(islice(some, FILES_AT_ONCE)):
                 stored = np.stack([_image(path, input_shape) for path in images])
                 yield Inputs(tuple(map(str, images)), replace(scaling, divisor=255.0).apply(stored))
@@ -82,14 +82,10 @@ def scaling_of_bytes(scaling: Scaling) -> Scaling:
     return replace(scaling, divisor=255.0) if scaling.divisor == 1.0 else scaling
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in ENDINGS
-
-
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
-            found = sorted(entry for entry in path.iterdir() if _is_image(entry))
+            found = sorted(entry for entry in path.iterdir() if is_image(entry))
             if not found:
                 raise DataError(f"{path}: expected images ({', '.join(ENDINGS)}), found none")
             yield from found

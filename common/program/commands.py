@@ -41,7 +41,7 @@ def section(title: str, *flags: Flag) -> list[Flag]:
 
 
 class _Told(click.Command):
-    """A command that shows its flags by section, and prints a HyperbloomError as one line."""
+    """A command that shows its flags by section, and prints an error that a person can mend as one line."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags, section by section."""
@@ -54,14 +54,14 @@ class _Told(click.Command):
                 formatter.write_dl(some)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; turn a HyperbloomError into one line and its exit code."""
+        """Run the command; turn a HyperbloomError, and a file that may not be read, into one line and an exit code."""
         try:
             return super().invoke(ctx)
-        except HyperbloomError as error:
+        except (HyperbloomError, PermissionError) as error:
             # A text may come from another machine or an unknown file, and control characters would reach the terminal.
             text = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in str(error))
             print(f"{ctx.command_path}: {text}", file=sys.stderr)
-            raise Exit(error.exit_code) from None
+            raise Exit(getattr(error, "exit_code", 2)) from None
 
 
 class _Command(_Told):

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from hyperbloom.client import app as module
 from hyperbloom.client.app import HANDLERS, app, serve, train_all
 from hyperbloom.client.settings import ClientSettings
+from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.newcomers import Delivery
@@ -64,6 +66,16 @@ def test_an_order_gets_its_answer(make_worker: MakeWorker) -> None:
     assert isinstance(result, TrainResult) and result.weights is not None
     assert torch.equal(result.weights.values, worker.answer(train_order(reply="weights")).weights.values)
     assert ask(worker, Notice("finished", "done")) == Notice("finished", "done")
+
+
+def test_what_is_wrong_with_the_data_stays_in_the_clients_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A SuperNode reads its data when it is asked who it is, and the line that names a cell went to the server."""
+    (tmp_path / "t.csv").write_text("age,ill\n" + "50,no\n60,yes\n" * 9 + "70,\n")
+    settings = ClientSettings("ward-7", DataSpec(str(tmp_path / "t.csv"), label="ill"), state_dir=tmp_path)
+    with caplog.at_level(logging.ERROR):
+        answer = unpack_answer(Greeting.answer, app(message(Greeting("0.1.0")), context(settings)).content)
+    assert answer == Failed(Reason.FAILED, "its data cannot be read; its own log says why")
+    assert "row 20, column 'ill': expected a label" in caplog.text
 
 
 def test_a_client_at_a_server_of_models_on_demand_is_told_what_to_run(make_worker: MakeWorker) -> None:

@@ -1,5 +1,6 @@
 """Users' own data: `.npz` files, folders of images, functions; and every way in which they can be wrong."""
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,7 +128,7 @@ def unusable() -> Iterator[tuple[dict[str, Any], str]]:
     yield {key: SPLIT[key] for key in ("x_train", "y_train")}, "expected the keys .*; found x_train, y_train"
     yield {**SPLIT, "x_val": x}, "expected the keys .*; found x_test, x_train, x_val, y_test, y_train"
     yield {"x": x, "y": y[:9]}, "key 'y': expected 10 labels, as .* key 'x', found 9"
-    yield {"x": x * np.nan, "y": y}, "key 'x': expected finite float32 numbers, found 30 that are not among 30"
+    yield {"x": x * np.nan, "y": y}, "key 'x': expected finite float32 numbers, found 30 of 30 that are not, .*at .0"
     yield {"x": x + 1e300, "y": y}, "key 'x': expected finite float32 numbers, found 30"
     yield {"x": x.astype(str), "y": y}, "key 'x': expected numbers, found dtype <U"
     yield {"x": x[0], "y": y}, r"key 'x': expected shape \(N, F\), .*, found \(3,\)"
@@ -140,7 +141,7 @@ def unusable() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"x": x, "y": y[:, None, None].astype(float)}, r"key 'y': expected .*, found float64 \(10, 1, 1\)"
     yield (
         {"x": x, "y": y / np.where(y, 1, np.nan)},
-        "key 'y': expected finite numbers, or labels .*, found 5 not finite",
+        "key 'y': expected finite numbers, or labels .*, found 5 not finite, the first at .0.$",
     )
     yield (
         {"x": x, "y": y[:, None] * [1, 2]},
@@ -154,7 +155,7 @@ def unusable() -> Iterator[tuple[dict[str, Any], str]]:
     )
     yield {"x": x, "y": y, "owner": y[:9]}, "expected 10 owners, strings or integers, found int64"
     yield {"x": x, "y": y, "group": np.zeros(10)}, "expected 10 groups, strings or integers, found float64"
-    yield {"x": x, "y": y, "group": np.zeros(10, int)}, "key 'x': expected at least 3 examples to split, found 1"
+    yield {"x": x, "y": y, "group": np.zeros(10, int)}, "key 'x': expected at least 3 groups to split, found 1"
     yield (
         {"x": x, "y": y, "group": np.arange(10) // 3, "owner": np.arange(10)},
         "expected each group in one of .* and with one owner",
@@ -207,6 +208,7 @@ def draw_classes(root: Path, count: int, mode: str = "RGB") -> None:
 def test_folder_of_classes_is_split_in_proportion(tmp_path: Path) -> None:
     draw_classes(tmp_path, 20)
     (tmp_path / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "cat" / "._1.png").write_text("what macOS adds to an archive")
     (tmp_path / ".cache").mkdir()
     data = load(str(tmp_path))
     assert sizes(data) == [28, 6, 6]
@@ -252,6 +254,11 @@ def test_unusable_folders_are_named(tmp_path: Path) -> None:
     draw_classes(tmp_path / "train", 3)
     with pytest.raises(DataError, match=r"expected train/, test/ .*, found train/$"):
         load(str(tmp_path))
+    draw_classes(tmp_path / "test", 1)
+    draw_classes(tmp_path / "validation", 1)
+    with pytest.raises(DataError, match=r"expected train/, test/ .*, found test/, train/, validation/$"):
+        load(str(tmp_path))
+    shutil.rmtree(tmp_path / "validation")
     draw(tmp_path / "test" / "cow" / "1.png", 1)
     with pytest.raises(DataError, match=r"test: expected the classes of train \(cat, dog\), found cow"):
         load(str(tmp_path))

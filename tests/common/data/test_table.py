@@ -12,6 +12,7 @@ import torch
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.data.schema import (
     FARTHEST,
+    FEW_NUMBERS,
     LONGEST_SCHEMA,
     Schema,
     difference,
@@ -90,6 +91,12 @@ def test_what_else_is_missing_is_said_by_the_schema(tmp_path: Path) -> None:
     assert schema.inputs(read_cells(Path(write(tmp_path, ROWS))), "t").tolist() == [[0, 1], [0, 1], [1, 0]]
 
 
+def test_a_schema_may_begin_with_the_mark_that_some_editors_write(tmp_path: Path) -> None:
+    path = schema_file(tmp_path)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert load_schema(path).label == ("ill",)
+
+
 def test_a_proposal_tells_numbers_from_words_and_leaves_names_out() -> None:
     table = {
         "x": [str(number / 2) for number in range(100)],
@@ -117,7 +124,9 @@ def test_a_proposal_tells_numbers_from_words_and_leaves_names_out() -> None:
         ([f"n{number}" for number in range(60)], "60 words such as 'n0'"),
         ([f"2026-01-{day:02}" for day in range(1, 31)], "dates"),
         ([f"{number},5" for number in range(60)], "decimals with a comma; write points"),
+        ([f"{number},5" for number in range(20)], "decimals with a comma; write points"),
         ([*map(str, range(58)), "", "inf"], "58 of 59 are numbers, row 61 is 'inf'"),
+        ([*map(str, range(20)), "unknown"], "20 of 21 are numbers, row 22 is 'unknown'"),
         ([""] * 60, "empty"),
     ],
 )
@@ -125,6 +134,38 @@ def test_a_column_that_no_proposal_takes_has_a_reason(cells: list[str], why: str
     kept = [str(number / 2) for number in range(len(cells))]
     proposed = propose({"x": kept, "c": cells, "y": kept}, ("y",), "t")
     assert ([column.name for column in proposed.columns], why_left_out(cells)) == (["x"], why)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [["0", "1", "2", "3", "4 or more"], ["1", "2"], [f"{number}" for number in range(10)] + ["A", "B"], ["2.5", "low"]],
+)
+def test_few_numbers_beside_words_are_words(cells: list[str]) -> None:
+    kept = [str(number / 2) for number in range(4 * len(cells))]
+    assert set(propose({"x": kept, "c": 4 * cells, "y": 4 * cells}, ("y",), "t").classes) == set(cells)
+    if len(cells) <= FEW_NUMBERS:
+        assert why_left_out(4 * cells) == ""
+
+
+@pytest.mark.parametrize("odd", ["high", "inf", ""])
+def test_a_cell_among_many_numbers_to_predict_is_no_class(odd: str, tmp_path: Path) -> None:
+    """One such cell made a class of each number."""
+    rows = [{"age": str(number), "level": str(number / 2)} for number in range(30)]
+    name = write(tmp_path, [*rows, {"age": "30", "level": odd}])
+    with pytest.raises(DataError, match=rf"row 32, column 'level': expected a .*, found '{odd}'$"):
+        load_client_data(DataSpec(name, label="level"))
+
+
+def test_a_summary_names_the_columns_that_are_read(tmp_path: Path) -> None:
+    """Texts without a tokenizer are left out, and a number for each row is all that stays."""
+    rows = [{"id": str(row), "said": f"words {row}", "ill": ("no", "yes")[row % 2]} for row in range(60)]
+    assert "; inputs (2,) of id; " in load_client_data(DataSpec(write(tmp_path, rows), label="ill")).summary
+
+
+def test_it_is_said_why_a_table_has_no_inputs() -> None:
+    cells = [f"{number},5" for number in range(20)]
+    with pytest.raises(DataError, match=r"a few words, found dose .decimals with a comma; write points.$"):
+        propose({"dose": cells, "y": ["a", "b"] * 10}, ("y",), "t")
 
 
 def test_a_label_column_without_values_is_named() -> None:
@@ -228,6 +269,7 @@ def test_files_that_are_no_tables_are_refused_in_one_line(tmp_path: Path, conten
     [
         ({}, {}, "expected the column to predict .*--label.* data.label .*, one of age, dose, .*; found none"),
         ({"label": "cause"}, {}, "expected the column to predict .*; found cause"),
+        ({"label": "ill", "group": "pat"}, {}, "expected the column .*, or of --owner or --group, .* found pat"),
         ({"schema": {}}, {"age": "old"}, r"table.csv: row 2, column 'age': expected a number, .*, found 'old'"),
         ({"schema": {}}, {"age": "inf"}, r"row 2, column 'age': expected a number, .*, found 'inf'"),
         ({"schema": {}}, {"colour": "green"}, r"row 2, column 'colour': expected one of blue, red, found 'green'"),

@@ -37,6 +37,8 @@ def say(word):
         raise RefusedError("--word: expected another")
     if word == "clear":
         raise RefusedError(f"the server says: {chr(27)}[2J{chr(7)} bye")
+    if word == "closed":
+        raise PermissionError(13, "Permission denied", "/srv/scans")
     if word == "stop":
         raise KeyboardInterrupt
     if word == "pipe":
@@ -81,6 +83,7 @@ def test_a_command_runs_by_its_name_and_flags_alone_run_the_program(
         ("--times x", 2, "prog: Invalid value for '--times': 'x' is not a valid integer; see prog --help"),
         ("say --xy", 2, "prog say: No such option '--xy'; see prog say --help"),
         ("say --word never", 3, "prog say: --word: expected another"),
+        ("say --word closed", 2, "prog say: [Errno 13] Permission denied: '/srv/scans'"),
         ("say --word stop", 130, "prog say: stopped"),
     ],
 )
