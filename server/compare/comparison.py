@@ -27,7 +27,7 @@ from hyperbloom.common.files.storage import claim, write_bytes, write_json
 from hyperbloom.server.grids.fleet import Machines
 from hyperbloom.server.loop.listener import Joined
 from hyperbloom.server.loop.session import check_run
-from hyperbloom.server.runs.checkpoint import has_begun, is_over, locked
+from hyperbloom.server.runs.checkpoint import has_begun, is_over, locked, refuse_difference
 from hyperbloom.server.runs.lines import CELL, COMPARISON
 from hyperbloom.server.runs.running import play
 from hyperbloom.server.watch.tracking import tracked
@@ -187,7 +187,7 @@ def _claim(out: Path, shared: Mapping[str, Any]) -> None:
         found = read_yaml(path)
     except ConfigError:
         raise ConfigError(f"--out: {path} is damaged; choose another folder") from None
-    _refuse_difference(found, json.loads(json.dumps(shared)), out)
+    refuse_difference(found, json.loads(json.dumps(shared)), out, "--out")
 
 
 def _check_fits(cell: Cell) -> None:
@@ -197,18 +197,9 @@ def _check_fits(cell: Cell) -> None:
         # The path of the run to start from may be written differently.
         but = {"init_from"} if cell.after else None
         found = load_run_config(path, {}).model_dump(mode="json", exclude=but)
-        _refuse_difference(found, cell.config.model_dump(mode="json", exclude=but), cell.folder)
+        refuse_difference(found, cell.config.model_dump(mode="json", exclude=but), cell.folder, "--out")
     elif any(found.name != "checkpoints" for found in cell.folder.glob("[!.]*")):
         raise ConfigError(f"--out: expected a run folder or nothing, found other files in {cell.folder}")
-
-
-def _refuse_difference(found: Mapping[str, Any], wanted: Mapping[str, Any], where: Path, prefix: str = "") -> None:
-    for key in [*found, *(key for key in wanted if key not in found)]:
-        before, now = found.get(key), wanted.get(key)
-        if isinstance(before, dict) and isinstance(now, dict):
-            _refuse_difference(before, now, where, f"{prefix}{key}.")
-        elif before != now:
-            raise ConfigError(f"--out: {where} was begun with {prefix}{key} = {before}, found {now}; choose another")
 
 
 def run_cells(cells: Sequence[Cell], engine: str, console: Console, track: Sequence[str] = ()) -> list[HyperbloomError]:

@@ -118,9 +118,23 @@ def begun_as(config: RunConfig, folder: Path, setting: str) -> bool:
     """Return whether the run has begun in `folder`; ConfigError, naming `setting`, if another one has."""
     if not has_begun(folder):
         return False
-    if load_run_config(folder / "config.yaml", {}) != config:
-        raise ConfigError(f"{setting}: {folder} holds another run than is described here; name a new folder")
+    found = load_run_config(folder / "config.yaml", {}).model_dump(mode="json")
+    refuse_difference(found, config.model_dump(mode="json"), folder, setting)
     return True
+
+
+def refuse_difference(
+    found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path, setting: str, prefix: str = ""
+) -> None:
+    """Refuse a folder that was begun with other settings: ConfigError, naming `setting` and the first difference."""
+    for key in [*found, *(key for key in wanted if key not in found)]:
+        before, now = found.get(key), wanted.get(key)
+        if isinstance(before, dict) and isinstance(now, dict):
+            refuse_difference(before, now, folder, setting, f"{prefix}{key}.")
+        elif before != now:
+            raise ConfigError(
+                f"{setting}: {folder} was begun with {prefix}{key} = {before}, found {now}; choose another folder"
+            )
 
 
 def is_over(folder: Path, config: RunConfig) -> bool:

@@ -135,7 +135,7 @@ def test_it_goes_on_in_a_folder_where_the_run_has_begun(config: RunConfig, tmp_p
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
     with pytest.raises(ConfigError, match="is complete"):
         started(config, tmp_path)
-    with pytest.raises(ConfigError, match=r"^run_dir: .* holds another run than is described here; name a new folder$"):
+    with pytest.raises(ConfigError, match=r"^run_dir: .* was begun with rounds = 3, found 4; choose another folder$"):
         started(config, tmp_path, num_rounds=4)
 
 

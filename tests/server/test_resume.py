@@ -451,7 +451,7 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_leaves_it_alone(
             main(supervised)
     monkeypatch.setattr(RunFolder, "round_done", real)
     assert main([*supervised, "--set", "seed=1"]) == 2
-    assert "holds another run than is described here" in capsys.readouterr().err
+    assert "was begun with seed = 0, found 1; choose another folder" in capsys.readouterr().err
     assert main(supervised) == 0
     assert_same(run, tmp_path / "whole")
     assert json.loads((run / "checkpoints/resumes.json").read_text())
