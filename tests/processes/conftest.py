@@ -14,7 +14,7 @@ from siege import faults
 from tests.processes.nursery import Forked, nursery
 
 DEADLINE_S = 100
-SERVERS = ("hyperbloom.server", "tests.processes.hasty")
+SERVERS = ("hyperbloom.server", "tests.processes.hasty", "tests.processes.impatient")
 
 
 class Process(faults.Process):

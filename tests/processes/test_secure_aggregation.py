@@ -23,7 +23,7 @@ def test_a_killed_client_does_not_spoil_the_sum(site: Site, until: Callable[[Cal
     run = site.folder / "run"
     args = ["--strategy", "fedavg", "--clients", "4", "--cohort", "4", "--rounds", "100000", "--eval-every", "100000"]
     args += ["--secure-aggregation", "--round-timeout", "15", "--set", "local.steps=100", "--run-dir", str(run)]
-    site.server(*args)
+    server = site.server(*args)
     clients = [site.client(f"c{index}", "--partition", f"{index}/4") for index in range(4)]
     until(lambda: len(lines(run / "metrics.jsonl")) >= 2, "two rounds")
     before = len(lines(run / "metrics.jsonl"))
@@ -35,6 +35,7 @@ def test_a_killed_client_does_not_spoil_the_sum(site: Site, until: Callable[[Cal
     # Whatever it was in the middle of: the others' sum is found with the shares that it has dealt, or without it.
     refused = [line for line in lines(run / "clients.jsonl") if "refused" in line]
     assert {line["client"] for line in refused} <= {"c1"}, refused
+    server.kill()  # it would wait for the killed client to hear its goodbye
 
 
 def test_a_client_whose_user_does_not_know_another_one_stays_out(

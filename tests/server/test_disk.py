@@ -10,6 +10,8 @@ from hyperbloom.common.files import storage
 from hyperbloom.server.cli import main
 from hyperbloom.server.runs import folder
 
+from .conftest import restored_loggers
+
 RUN = ["--engine", "inline", "--clients", "2", "--rounds", "6", "--eval-every", "2", "--set", "local.steps=2"]
 
 
@@ -28,11 +30,19 @@ class FullDisk:
         self._fsync(descriptor)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run with room enough."""
+    path = tmp_path_factory.mktemp("disk") / "whole"
+    with restored_loggers():
+        assert main([*RUN, "--set", "checkpoint_every=2", "--run-dir", str(path)]) == 0
+    return path
+
+
 @pytest.mark.parametrize("writes", [12, 15, 18, 21])
 def test_a_full_disk_ends_a_run_that_can_go_on(
-    writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    writes: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*RUN, "--set", "checkpoint_every=2", "--run-dir", str(tmp_path / "whole")]) == 0
     with monkeypatch.context() as patch:
         FullDisk(patch, writes)
         assert main([*RUN, "--set", "checkpoint_every=2", "--run-dir", str(tmp_path / "run")]) == 6
@@ -42,7 +52,7 @@ def test_a_full_disk_ends_a_run_that_can_go_on(
     assert not list((tmp_path / "run").rglob(".*.safetensors.*"))
     assert main(["--resume", str(tmp_path / "run")]) == 0
     for name in ("summary.json", "hypernetwork-last.safetensors"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,6 +233,12 @@ def age(path: Path) -> None:
     path.write_text(path.read_text().replace('"format": 1', '"format": 0'))
 
 
+def alter(path: Path) -> None:
+    stored = json.loads(path.read_text())
+    stored["body"]["progress"]["elapsed"] += 1.0
+    path.write_text(json.dumps(stored))
+
+
 SIX_ROUNDS = make_config("pfedhn-pc", rounds=6, cohort=3)
 
 
@@ -250,6 +256,7 @@ def six_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (flip, ".safetensors", "is not what was written"),
         (flip, "-selected.safetensors", "is not what was written"),
         (flip, ".json", ""),
+        (alter, ".json", "it is not what was written"),
         (cut, ".safetensors", "is not what was written"),
         (cut, ".json", ""),
         (age, ".json", "format 0, expected 1"),

@@ -3,7 +3,9 @@
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,21 @@ def test_a_token_is_needed_once_and_the_key_is_made_here(
     call(address, without)
 
 
+def test_a_token_of_another_ca_takes_the_place_of_what_is_there(
+    server: tuple[str, Certificates], tmp_path: Path
+) -> None:
+    """As where a server was set up anew at the same address."""
+    address, files = server
+    token = str(Invitations(files).invite(None, 1, 60))
+    found = enrol(address, token, "ward-7", tmp_path / "state")
+    before = found["key"].read_bytes()
+    found["root_certificates"].write_bytes(init(tmp_path / "earlier", []).ca.read_bytes())
+    again = enrol(address, token, "ward-7", tmp_path / "state")
+    assert again["root_certificates"].read_bytes() == files.ca.read_bytes()
+    assert again["key"].read_bytes() != before, "each server gets a key of its own"
+    call(address, again)
+
+
 def test_a_bad_token_is_one_line_on_both_sides(
     server: tuple[str, Certificates], tmp_path: Path, said: list[str]
 ) -> None:
@@ -100,15 +117,22 @@ def test_a_port_without_tls_is_told_and_a_server_that_is_not_there_yet_is_waited
     with pytest.raises(ConfigError, match="--server: expected HOST:PORT, such as gpu-box:9092; found 'gpu-box'"):
         enrol("gpu-box", str(token), "a", tmp_path)
 
-    def plain() -> None:
-        with socket.create_server(("127.0.0.1", port)) as listening:
-            for _ in range(2):
-                listening.accept()[0].close()
+    over = threading.Event()
 
-    later = threading.Timer(0.5, plain)
+    def plain() -> None:
+        while not caplog.records:  # it says first that nobody is there
+            time.sleep(0.01)
+        with socket.create_server(("127.0.0.1", port)) as listening:
+            listening.settimeout(0.05)
+            while not over.is_set():
+                with suppress(TimeoutError):
+                    listening.accept()[0].close()
+
+    later = threading.Thread(target=plain)
     later.start()
     with pytest.raises(ConnectionFailed, match="does not speak TLS"):
         enrol(f"127.0.0.1:{port}", str(token), "a", tmp_path)
+    over.set()
     later.join()
     assert [each.message for each in caplog.records] == [
         f"127.0.0.1:{port} does not answer; trying until it does (Ctrl-C leaves)"

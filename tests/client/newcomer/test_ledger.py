@@ -1,11 +1,13 @@
 """The ledger of what newcomers have spent: nothing is forgotten."""
 
 import json
-from multiprocessing import get_context
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hyperbloom.client.newcomer import ledger as module
 from hyperbloom.client.newcomer.guarantee import Guarantee, Promise
 from hyperbloom.client.newcomer.ledger import Ledger
 from hyperbloom.common.errors import HyperbloomError, RefusedError
@@ -54,17 +56,18 @@ def test_a_damaged_ledger_is_not_started_anew(tmp_path: Path, content: str) -> N
     assert (tmp_path / "privacy.json").read_text() == content
 
 
-def _spend(folder: str) -> None:
-    for _ in range(5):
-        Ledger(Path(folder)).spend(PROMISED, None, "box")
+def test_two_who_spend_at_once_lose_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each opens the lock for itself, as processes do."""
+    others, write = list[threading.Thread](), module.write_json
 
+    def interrupted(path: Path, value: Any, mode: int) -> None:
+        if not others:
+            others.append(threading.Thread(target=Ledger(tmp_path).spend, args=(PROMISED, None, "box")))
+            others[0].start()
+            others[0].join(0.5)  # it waits for the first
+        write(path, value, mode)
 
-def test_two_processes_lose_no_entry(tmp_path: Path) -> None:
-    context = get_context("fork")
-    processes = [context.Process(target=_spend, args=(str(tmp_path),)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    assert len(json.loads((tmp_path / "privacy.json").read_text())["spent"]) == 15
+    monkeypatch.setattr(module, "write_json", interrupted)
+    Ledger(tmp_path).spend(PROMISED, None, "box")
+    others[0].join()
+    assert len(json.loads((tmp_path / "privacy.json").read_text())["spent"]) == 2

@@ -538,6 +538,24 @@ def test_what_fails_leaves_no_secrets(worker: Worker) -> None:
     assert "own_secret" not in repr(SecureRound("run", 1)), "nor are they in a log"
 
 
+def test_shares_are_revealed_once_and_no_secret_outlives_them(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = TrainResult(0.5, Weights(LAYOUT, torch.full((SIZE,), 0.25)), 1.0)
+    monkeypatch.setattr(module, "train", lambda client, order: trained)
+    four, everybody = Four(), (0, 1, 2, 3)
+    dealt = worker.answer(in_place(four, worker))
+    four.dealt = [dealt, *(four.rounds[place].share(four.shares_order(place)) for place in everybody[1:])]
+    worker.answer(four.masked_order(0))
+    for place in everybody[1:]:
+        four.mask(place)
+    signature = worker.answer(ConfirmOrder("run", 1, everybody, ())).signature
+    others = four.confirm(everybody[1:], everybody).signatures[1:]
+    unmask = UnmaskOrder("run", 1, (signature, *others))
+    assert all(worker.answer(unmask).shares)
+    assert worker.settings not in module._rounds
+    with pytest.raises(WireError, match="no keys of such a round are here"):
+        worker.answer(unmask)
+
+
 def test_whoever_wants_noise_masks_no_change_without(tmp_path: Path) -> None:
     """Masks are no noise: the sum is seen."""
     settings = ClientSettings(

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from hyperbloom.common.config import PrivacyConfig
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.secrecy.noise import add_noise, clip_norm, epsilon_of, noise, noisy_mean, promise, release
+from hyperbloom.common.secrecy.noise import (
+    add_noise,
+    clip_norm,
+    delta_of,
+    epsilon_of,
+    noise,
+    noisy_mean,
+    promise,
+    release,
+)
 
 
 def zeros(count: int) -> bytes:
@@ -145,6 +154,7 @@ def test_epsilon_is_never_too_small() -> None:
     for mu in (0.01, 0.5, 3.0, 60.0):
         epsilon = epsilon_of([2 / mu], 1e-5)
         assert GaussianPrivacyLoss(1 / mu).get_delta_for_epsilon(epsilon) <= 1e-5 * (1 + 1e-9)
+        assert delta_of(epsilon, 1 / mu) <= 1e-5 < delta_of(epsilon * (1 - 1e-11), 1 / mu), "rounded up, and hardly"
 
 
 @pytest.mark.parametrize(("noise", "tell"), [(30.0, "hardly tell"), (2.0, "may tell")])

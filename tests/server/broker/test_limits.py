@@ -19,6 +19,7 @@ from hyperbloom.common.enclosed import WAIT, enclose
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.broker import limits as superlink_limits
 from hyperbloom.server.broker import servicer as superlink_servicer
+from hyperbloom.server.broker.flower import NoObjectInStoreError
 from hyperbloom.server.broker.hosted import Hosted
 from hyperbloom.server.broker.limits import MOST_OBJECTS, TOO_LARGE, Store, largest_message, reply_limit
 from hyperbloom.server.broker.servicer import Fleet
@@ -208,6 +209,12 @@ def test_objects_of_several_announcements_are_walked_no_further_than_shows_that_
     outer = ObjectTree(object_id=_id(b"outer"), children=[ObjectTree(object_id=inner.object_id), *leaves])
     link.push_messages(outer)
     assert len(list(iterate_object_tree(link.store.get_object_tree(outer.object_id)))) == MOST_OBJECTS + 1
+
+
+def test_a_tree_with_an_object_that_is_gone_is_told_as_flower_tells_it(link: Link) -> None:
+    """Flower's handlers take this error for a reply that is not there; any other would end the call."""
+    with pytest.raises(NoObjectInStoreError, match=f"object {_id(b'gone')} was not announced"):
+        link.store.get_object_tree(_id(b"gone"))
 
 
 @pytest.mark.parametrize(("said", "waits"), [("3", 3.0), ("1e9", 60.0), ("inf", 60.0), ("-5", 0.0)])

@@ -1,5 +1,6 @@
 """The HTML of the live page."""
 
+from math import inf
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from ..recorded import Recording, some_config
 
 def parts_of(folder: Path) -> dict[str, str]:
     run = LiveRun(folder)
-    run.look(10)
+    run.look(inf)
     return {name: str(part) for name, part in run_parts(run, "the run").items()}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,13 @@ from ..recorded import Recording, some_config
 def test_rounds_and_clients_are_read_as_they_come(tmp_path: Path) -> None:
     recording, run = Recording(tmp_path), LiveRun(tmp_path)
     recording.begin("pfedhn")
-    run.look(1)
+    run.look(inf)
     assert not run.main.clients and run.current is run.main
 
     recording.go(1)
     recording.go(2, b="out of memory")
     before = run.version
-    run.look(1)
+    run.look(inf)
     assert run.version > before
     assert run.main.done == 2 and run.main.means == [(2, 21.0)] and run.main.worsts == [(2, 20.0)]
     first, second = run.main.clients["a"], run.main.clients["b"]
@@ -31,10 +32,10 @@ def test_rounds_and_clients_are_read_as_they_come(tmp_path: Path) -> None:
     assert (run.main.bytes_down, run.main.bytes_up, run.main.trained, run.main.left_out) == (4000, 2000, 2, 1)
 
     before = run.version
-    run.look(1)
+    run.look(inf)
     assert run.version == before
     (tmp_path / "report.html").write_text("")
-    run.look(1)
+    run.look(inf)
     assert run.version > before
 
 
@@ -42,10 +43,10 @@ def test_a_client_is_well_again_once_it_has_trained(tmp_path: Path) -> None:
     recording, run = Recording(tmp_path), LiveRun(tmp_path)
     recording.begin("pfedhn")
     recording.go(1, a="too slow")
-    run.look(1)
+    run.look(inf)
     assert not run.main.clients["a"].well  # it trained and was left out in the same round
     recording.go(2)
-    run.look(1)
+    run.look(inf)
     assert run.main.clients["a"].well
 
 
@@ -58,7 +59,7 @@ def test_gains_are_against_training_alone(tmp_path: Path) -> None:
             line["test_accuracy"] -= 0.1
     (tmp_path / "baselines/local/clients.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = LiveRun(tmp_path)
-    run.look(5)
+    run.look(inf)
     assert run.main.gains_over(run.courses["local"]) == {"a": 0.0, "b": 10.0, "c": 0.0}
     assert run.current is run.courses["local"] and run.complete and run.state == "complete"
 
@@ -71,13 +72,13 @@ def test_a_run_that_went_back_is_read_anew(tmp_path: Path) -> None:
     lengths = [metrics.stat().st_size, clients.stat().st_size]
     recording.go(2)
     recording.go(3)
-    run.look(1)
+    run.look(inf)
     assert run.main.done == 3
     for path, length in zip((metrics, clients), lengths, strict=True):
         with path.open("r+b") as file:
             file.truncate(length)
     for _ in range(3):
-        run.look(1)
+        run.look(inf)
     assert run.main.done == 1 and run.main.means == [] and run.main.trained == 1
 
 
@@ -89,7 +90,7 @@ def test_a_large_folder_is_read_a_little_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "clients.jsonl").write_text(line * (9_000_000 // len(line)))
     run.look(0)
     assert run.behind and run.main.clients == {} and run.main.done == 1, "its rounds say how far it is"
-    run.look(60)
+    run.look(inf)
     assert not run.behind and set(run.main.clients) == {"a"}
 
 
@@ -97,9 +98,9 @@ def test_the_lock_says_whether_it_runs(tmp_path: Path) -> None:
     recording, run = Recording(tmp_path), LiveRun(tmp_path)
     recording.begin("pfedhn")
     with locked(tmp_path):
-        run.look(1)
+        run.look(inf)
         assert run.state == "running"
-    run.look(1)
+    run.look(inf)
     assert run.state == "stopped"
 
 
@@ -108,7 +109,7 @@ def test_a_damaged_line_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     recording.begin("pfedhn")
     (tmp_path / "metrics.jsonl").write_text('{"round": "x"}\n')
     with pytest.raises(ConfigError, match=r"metrics\.jsonl is damaged"):
-        run.look(1)
+        run.look(inf)
 
 
 def test_runs_are_found_in_a_folder_and_in_comparisons(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_a_run_that_went_back_and_has_grown_again_is_read_anew(tmp_path: Path) -
     recording.begin("pfedhn")
     for number in (1, 2, 3):
         recording.go(number)
-    run.look(1)
+    run.look(inf)
     assert run.main.trained == 3
     (tmp_path / "checkpoints").mkdir(exist_ok=True)
     (tmp_path / "checkpoints" / "resumes.json").write_text("[]")
@@ -152,5 +153,5 @@ def test_a_run_that_went_back_and_has_grown_again_is_read_anew(tmp_path: Path) -
         (tmp_path / name).unlink()
     for number in range(1, 6):
         recording.go(number, b="too slow")
-    run.look(1)
+    run.look(inf)
     assert (run.main.trained, run.main.left_out, [number for number, _ in run.main.means]) == (5, 5, [2, 4])

@@ -388,6 +388,25 @@ def test_a_second_client_that_signs_with_the_same_key_is_refused() -> None:
     assert "c0" in outcome.refused, "the key is not the one that it signs with"
 
 
+@pytest.mark.parametrize(
+    ("taken", "why"), [(True, "expected two keys of 32 bytes of its own"), (False, "a client's public key is none")]
+)
+def test_a_key_that_is_anothers_or_none_is_the_lie_of_who_sends_it(taken: bool, why: str) -> None:
+    """All others would refuse to deal shares beside it, and nobody would learn."""
+    crew, first = Crew(4), list[Any]()
+
+    def wrong(result: Any, crew: Crew) -> Any:
+        key, cipher_key = make_key(), first[0].cipher_key if taken else bytes(32)
+        content = signed_keys(RUN_ID, 1, cipher_key, result.mask_key)
+        return replace(result, cipher_key=cipher_key, identity=public_der(key), signature=sign(key, content))
+
+    crew.lies["c0", KeysOrder] = lambda result, crew: first.append(result) or result
+    crew.lies["c2", KeysOrder] = wrong
+    (outcome,) = crew.run().rounds
+    assert outcome.lied == ["c2"] and why in texts(outcome)["c2"]
+    assert outcome.results.keys() == {"c0", "c1", "c3"}
+
+
 def test_whoever_deals_shares_that_do_not_fit_together_is_named() -> None:
     crew = Crew(4)
     crew.lies["c2", SharesOrder] = badly_dealt

@@ -1,6 +1,7 @@
 """The trackers that we bring, as their own programs read what they wrote."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,21 @@ STRATEGIES = ("pfedhn", "local")
 # ---------------------------------------------------------------------- MLflow
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a database without runs, which takes MLflow seconds to make."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    pytest.importorskip("mlflow.tracking").MlflowClient(f"sqlite:///{path}").search_registered_models()
+    return path
+
+
+@pytest.fixture
+def store(empty: Path, tmp_path: Path) -> str:
+    """Return the address of a database of this test's own."""
+    shutil.copyfile(empty, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
 def runs_of(store: str, experiment: str) -> dict[str, Any]:
     """Return the runs of an experiment by name."""
     client = pytest.importorskip("mlflow.tracking").MlflowClient(store)
@@ -34,9 +50,8 @@ def runs_of(store: str, experiment: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_store_of_a_comparison_has_its_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("mlflow")
-    store, out = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "compared"
+def test_a_store_of_a_comparison_has_its_numbers(tmp_path: Path, store: str, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "compared"
     flags = "--seeds 1 --set clients=3 --set rounds=2 --set eval_every=1 --set data.max_train=20 --set local.steps=1"
     arguments = ["--strategies", ",".join(STRATEGIES), *flags.split(), "--out", str(out), "--track", f"mlflow:{store}"]
     assert main(["compare", *arguments, "--json"]) == 0, capfd.readouterr().err
@@ -54,10 +69,11 @@ def test_a_store_of_a_comparison_has_its_numbers(tmp_path: Path, capfd: pytest.C
         assert run.info.status == "FINISHED"
 
 
-def test_every_round_is_there_once_however_often_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_round_is_there_once_however_often_it_is_told(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "wards")
-    store = f"sqlite:///{tmp_path}/mlflow.db"
     recording = Recording(tmp_path / "run")
     recording.begin("pfedhn")
     for first, last, status in ((1, 3, "KILLED"), (4, 6, "KILLED")):
@@ -73,12 +89,14 @@ def test_every_round_is_there_once_however_often_it_is_told(tmp_path: Path, monk
     ]
 
 
-def test_exported_models_are_registered_by_client_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exported_models_are_registered_by_client_if_asked(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
     keys = {"strategy": "pfedhn", "baselines": ["local"], "clients": 2, "cohort": 2, "rounds": 1, "local.steps": 1}
     ran = hyperbloom.run(keys, run_dir=tmp_path / "run")
     ran.client("client-1").export(ran.folder / "models" / "client-1")
-    client = tracking.MlflowClient(store := f"sqlite:///{tmp_path}/mlflow.db")
+    client = tracking.MlflowClient(store)
     follow(ran.folder, f"mlflow:{store}", lambda: False)
     assert not client.search_registered_models()
     monkeypatch.setenv("HYPERBLOOM_REGISTER", "wards")
