@@ -684,7 +684,7 @@ def faked_network(monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> None:
 
     @contextmanager
     def fake_superlink(
-        address: str, folder: Path, version: str, files: Any, tell: Any, keys: Any, backbone: Any
+        address: str, folder: Path, files: Any, tell: Any, keys: Any, backbone: Any
     ) -> Iterator[InlineGrid]:
         assert backbone is None
         started.append((address, files, keys))

@@ -94,7 +94,7 @@ def test_an_encoder_without_a_bound_is_refused() -> None:
 def test_a_bound_that_is_none_is_refused(bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mean, "sensitivity", lambda encoder, examples: bound)
     with pytest.raises(ConfigError, match="the encoder's sensitivity: expected a finite number, found"):
-        guarantee(Mean(), 100, 0.3, 0.01)
+        guarantee(Mean(), 100, Promise(0.3, 0.01))
 
 
 def test_the_guarantee_says_everything() -> None:
