@@ -199,8 +199,9 @@ def enough_memory() -> Iterator[None]:
 
 
 def _is_memory(error: Exception) -> bool:
-    """Return whether an error says that memory is not enough; on a CPU, torch has no type for it."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    """Return whether an error says that memory is not enough; on a CPU and with MPS, torch has no type for it."""
+    untyped = any(words in str(error) for words in ("DefaultCPUAllocator", "MPS backend out of memory"))
+    return untyped or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def _in_short(error: ModelError) -> str:

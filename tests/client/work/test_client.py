@@ -53,9 +53,10 @@ def test_a_process_keeps_a_limited_number_of_clients_loaded(make_worker: MakeWor
 
 
 CPU = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 48 GB")
+MPS = RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB, max allowed: 9.07 GB)")
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), CPU])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), CPU, MPS])
 def test_out_of_memory_is_told_and_the_client_lives_on(
     make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
