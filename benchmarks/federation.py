@@ -71,7 +71,7 @@ class Rounds:
 
     def __init__(self, config: RunConfig, grid: Grid, run_id: str) -> None:
         """Wait until the clients are here, and build the hypernetwork."""
-        algorithm, roster = make_algorithm(config), Roster(config.seed)
+        algorithm, roster = make_algorithm(config), Roster()
         federation = Federation(grid, roster, lambda text: None)
         federation.admission, federation.greeting = Admission(config, algorithm), greeting_of(algorithm)
         federation.gather(config.clients, config.join_timeout_s)

@@ -46,7 +46,7 @@ class Rounds:
     """A run whose clients have joined; each call of `play` is a training round."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
-        roster, algorithm = Roster(config.seed), make_algorithm(config)
+        roster, algorithm = Roster(), make_algorithm(config)
         federation = Federation(inline_grid(config, folder, vectorise=False), roster, lambda event: None)
         federation.admission, federation.greeting = Admission(config, algorithm, None), greeting_of(algorithm)
         federation.gather(config.clients, PATIENCE_S)

@@ -208,7 +208,7 @@ def _compressed() -> list[bytes]:
 def _write_run(folder: Path) -> None:
     from hyperbloom.common.files.storage import write_json, write_tensors
 
-    known = Roster(0)
+    known = Roster()
     known.admit(1, ABOUT)
     write_tensors(folder / "hypernetwork.safetensors", {"embeddings": torch.ones(1, 2)}, {})
     write_json(folder / "roster.json", known.to_json())
@@ -216,7 +216,7 @@ def _write_run(folder: Path) -> None:
 
 def _write_checkpoint(folder: Path) -> None:
     best = Selection(2, {"val_mean": 50.0}, {"a": 40.0})
-    state = Checkpoint("run", 0, Progress(2, best), {}, Roster(0).to_json(), 1, {"w": torch.ones(3)})
+    state = Checkpoint("run", 0, Progress(2, best), {}, Roster().to_json(), 1, {"w": torch.ones(3)})
     folder.mkdir(parents=True, exist_ok=True)
     write_checkpoint(folder, RunConfig(), state, {}, folder / "none.safetensors")
 

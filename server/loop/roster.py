@@ -71,10 +71,9 @@ class Conduct:
 
 
 class Roster:
-    """All clients ever admitted, in order of their rows. The seed decides every cohort."""
+    """All clients ever admitted, in order of their rows."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self) -> None:
         self.conduct = Conduct()
         self.moments: tuple[float, ...] = ()  # by which clients standardise targets, from the first round on
         self._clients: dict[str, Client] = {}
@@ -162,7 +161,6 @@ class Roster:
     def to_json(self) -> dict[str, Any]:
         """Return the roster as a run folder stores it: names, rows, hashes of secrets, and introductions."""
         return {
-            "seed": self.seed,
             "conduct": self.conduct.to_json(),
             "moments": list(self.moments),
             "clients": [
@@ -181,7 +179,7 @@ class Roster:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Roster":
         """Read what `to_json` returned, with every client away; ConfigError if a row is missing or there twice."""
-        roster = cls(int(stored["seed"]))
+        roster = cls()
         roster.conduct = Conduct.from_json(stored.get("conduct", {}))
         roster.moments = tuple(stored.get("moments", ()))
         for entry in stored["clients"]:

@@ -53,14 +53,13 @@ class Session:
     selected_state: Callable[[str], Mapping[str, Tensor]] | None = None
 
     def __post_init__(self) -> None:
-        roster = Roster(self.config.seed)
+        roster = Roster()
         self._initial = None
         self._points = list(self.resume.points) if self.resume else []
         if self.resume:
             roster = Roster.from_json(self.resume.checkpoint.roster)
         elif self.config.init_from:
             self._initial, roster = read_run(Path(self.config.init_from))
-            roster.seed = self.config.seed
             roster.conduct.begin_anew()
         self.federation = Federation(self.grid, roster, self._tell, self.watch)
         self.roster = roster

@@ -67,7 +67,7 @@ class Recording:
     ) -> None:
         self.path, self.names, self.config = path, names, config or some_config()
         self.folder = RunFolder(path, self.config, "run-1")
-        self.roster = Roster(0)
+        self.roster = Roster()
         for row, name in enumerate(names):
             said = replace(ABOUT, client_id=name, token=name, class_shares=shares[row] if shares else ())
             self.roster.admit(row + 1, said)

@@ -276,7 +276,7 @@ class Inline:
         roster: Roster | None = None,
         initial: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.config, self.grid, self.roster = config, grid, roster or Roster(config.seed)
+        self.config, self.grid, self.roster = config, grid, roster or Roster()
         self.known = len(self.roster)
         self.events: list[str] = []
         self.released: list[str] = []

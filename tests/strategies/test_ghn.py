@@ -460,7 +460,7 @@ def test_the_size_is_measured_once_for_each_model_however_many_clients_have_it(m
     monkeypatch.setattr(GraphHypernetwork, "sketch", counting)
     abouts = [own(f"c{row}", types=(f"linear 10,{10 + row % 3} wb",)) for row in range(30)]
     made = make_algorithm(config(models=(), options=SMALL))
-    admission, roster = Admission(made.config, made), Roster(0)
+    admission, roster = Admission(made.config, made), Roster()
     for node, about in enumerate(abouts):
         admission.check(about, roster)
         roster.admit(node, about)

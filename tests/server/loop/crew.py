@@ -108,7 +108,7 @@ class Crew:
         self.grid, self.clock = grid, clock
         self.config = RunConfig(**(values | config))
         self.events: list[str] = []
-        self.roster = Roster(self.config.seed)
+        self.roster = Roster()
         self.algorithm: Any = make_algorithm(self.config)
         self.federation = Federation(grid, self.roster, self.events.append)
         self.federation.admission = Admission(self.config, self.algorithm)

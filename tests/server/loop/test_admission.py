@@ -118,7 +118,7 @@ def test_a_first_client_with_impossible_inputs_is_refused_before_a_network_is_tr
 
 def test_a_first_client_that_no_network_fits_is_refused_and_decides_nothing() -> None:
     algorithm = make_algorithm(config(model="lenet"))
-    admission, roster = Admission(algorithm.config, algorithm), Roster(0)
+    admission, roster = Admission(algorithm.config, algorithm), Roster()
     with pytest.raises(RefusedError, match="lenet: expected images"):
         admission.check(introduction("a"), roster)
     assert not hasattr(algorithm, "setting")
@@ -161,7 +161,7 @@ class Diary(Algorithm):
 
 
 def roster_of(names: str) -> Roster:
-    roster = Roster(0)
+    roster = Roster()
     for node, name in enumerate(names, start=2):
         roster.admit(node, introduction(name))
     return roster
@@ -174,7 +174,7 @@ def test_the_first_client_has_networks_built_and_another_runs_state_loaded_once(
     made = Diary()
     admission = Admission(made.config, made, SOME)
     for name in "ab":
-        admission.check(introduction(name), Roster(0))
+        admission.check(introduction(name), Roster())
     assert made.calls == [("serves", "a", []), "build", ("start from", ["x"]), ("serves", "b", [])]
 
 
@@ -183,8 +183,8 @@ def test_a_first_client_with_huge_inputs_is_refused_and_the_next_one_may_decide(
     run = RunConfig(model="mlp")
     admission = Admission(run, make_algorithm(run))
     with pytest.raises(RefusedError, match="the server's networks are beyond 1024 MiB; set input_shape and num_"):
-        admission.check(introduction("a", size="M", input_shape=(1, 192, 192), num_classes=10), Roster(0))
-    admission.check(introduction("b", size="M"), Roster(0))
+        admission.check(introduction("a", size="M", input_shape=(1, 192, 192), num_classes=10), Roster())
+    admission.check(introduction("b", size="M"), Roster())
     assert admission.setting is not None and admission.setting.spec.input_shape == (4,)
 
 
@@ -192,9 +192,9 @@ def test_networks_that_cannot_be_built_refuse_the_client_and_the_next_one_may_de
     made = Diary()
     admission, made.fails = Admission(made.config, made), True
     with pytest.raises(RefusedError, match="no target network can be built for its inputs and classes: too large"):
-        admission.check(introduction("a"), Roster(0))
+        admission.check(introduction("a"), Roster())
     made.fails = False
-    admission.check(introduction("b", num_classes=7), Roster(0))
+    admission.check(introduction("b", num_classes=7), Roster())
     assert admission.setting is not None and admission.setting.spec.num_classes == 7
 
 
@@ -202,15 +202,15 @@ def test_a_first_client_that_is_refused_leaves_no_schema_behind() -> None:
     made = Diary()
     admission, made.fails = Admission(made.config, made), True
     with pytest.raises(RefusedError, match="no target network can be built"):
-        admission.check(replace(introduction("a"), schema=SCHEMA), Roster(0))
+        admission.check(replace(introduction("a"), schema=SCHEMA), Roster())
     made.fails = False
-    admission.check(introduction("b"), Roster(0))
-    admission.check(introduction("c"), Roster(0))
+    admission.check(introduction("b"), Roster())
+    admission.check(introduction("c"), Roster())
 
 
 def test_clients_whose_classes_have_other_names_are_refused() -> None:
     """Two folders of classes each, numbered by name: the same label would mean another thing."""
-    made, roster = Diary(), Roster(0)
+    made, roster = Diary(), Roster()
     admission = Admission(made.config, made)
     admission.check(introduction("nameless"), roster)
     admission.check(replace(introduction("a"), meaning="benign, malignant"), roster)
@@ -222,13 +222,13 @@ def test_clients_whose_classes_have_other_names_are_refused() -> None:
 
 def test_a_first_client_that_another_runs_state_does_not_fit_is_refused_and_the_next_one_may_decide() -> None:
     before = make_algorithm(config())
-    Admission(before.config, before).check(introduction("a"), Roster(0))
+    Admission(before.config, before).check(introduction("a"), Roster())
     before.join(Client("a", 0, introduction("a")), True)
     admission = Admission(before.config, make_algorithm(config()), before.state())
     with pytest.raises(RefusedError, match="init_from: its hypernetwork is of another shape than this run's"):
-        admission.check(introduction("b", input_shape=(5,)), Roster(0))
+        admission.check(introduction("b", input_shape=(5,)), Roster())
     assert admission.setting is None
-    admission.check(introduction("c"), Roster(0))
+    admission.check(introduction("c"), Roster())
     assert admission.setting is not None and admission.setting.spec.input_shape == (4,)
 
 
@@ -278,7 +278,7 @@ def test_a_client_of_another_strategy_that_does_not_fit_stops_the_run_from_begin
 
 @pytest.mark.parametrize("handed_out", [None, SCHEMA])
 def test_clients_whose_columns_mean_something_else_are_refused(handed_out: str | None) -> None:
-    run, roster = config(), Roster(0)
+    run, roster = config(), Roster()
     admission = Admission(run, make_algorithm(run), schema=handed_out)
     if handed_out:
         with pytest.raises(RefusedError, match="this federation's are a table with a schema, its are not"):
@@ -295,15 +295,15 @@ def test_clients_whose_columns_mean_something_else_are_refused(handed_out: str |
 def test_a_table_does_not_join_a_federation_without() -> None:
     run = config()
     admission = Admission(run, make_algorithm(run))
-    admission.check(introduction("a"), Roster(0))
+    admission.check(introduction("a"), Roster())
     with pytest.raises(RefusedError, match="its are a table with a schema, this federation's are not"):
-        admission.check(replace(introduction("b"), schema=SCHEMA), Roster(0))
+        admission.check(replace(introduction("b"), schema=SCHEMA), Roster())
 
 
 def test_the_moments_of_all_values_follow_from_those_of_each_client_that_tells_them() -> None:
     generator = torch.Generator().manual_seed(0)
     parts = [50 + 9 * torch.randn(count, generator=generator, dtype=torch.float64) for count in (4, 30)]
-    run, roster = config(task="classification"), Roster(0)
+    run, roster = config(task="classification"), Roster()
     doors = Admission(run, make_algorithm(run), schema=SCHEMA)
     for name, part in zip("abc", [*parts, None], strict=True):
         told = () if part is None else (len(part), float(part.mean()), float(part.std(correction=0)), 0.0, 0.0, 0.0)
@@ -320,7 +320,7 @@ def test_the_moments_of_all_values_follow_from_those_of_each_client_that_tells_t
 def test_rounding_in_the_moments_of_equal_values_is_no_scale() -> None:
     """Divided by it, the value of any later client would be huge."""
     value, rounding = -0.13172, 2.7755575615628914e-17
-    run, roster = config(task="classification"), Roster(0)
+    run, roster = config(task="classification"), Roster()
     doors = Admission(run, make_algorithm(run), schema=SCHEMA)
     for name in "ab":
         told = (20.0, value, rounding, 20.0, 0.0, 0.0)
@@ -354,7 +354,7 @@ def test_what_the_run_declares_is_meant(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_moments_of_another_number_of_targets_stop_the_run_from_beginning() -> None:
     run = config(strategy="fedavg", sizes=("S",), options={}, target_moments=(300.0, 50.0))
-    admitting, roster = Admission(run, make_algorithm(run)), Roster(0)
+    admitting, roster = Admission(run, make_algorithm(run)), Roster()
     about = introduction("a", task="regression", num_classes=2, input_shape=(4,))
     admitting.check(about, roster)
     roster.admit(2, about)
@@ -375,7 +375,7 @@ def test_targets_are_standardised_as_before_else_as_declared_else_as_clients_tel
 ) -> None:
     """What a run goes on with was kept in its checkpoint: others would make other numbers of its networks' outputs."""
     run = config(strategy="fedavg", sizes=("S",), options={}, target_moments=declared)
-    algorithm, roster = make_algorithm(run), Roster(0)
+    algorithm, roster = make_algorithm(run), Roster()
     admitting = Admission(run, algorithm)
     for node, moments in enumerate(((10.0, 3.0, 0.0), (10.0, 9.0, 0.0)), start=2):
         about = introduction(f"c{node}", task="regression", num_classes=1, input_shape=(4,), moments=moments)

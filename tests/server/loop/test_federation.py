@@ -42,7 +42,7 @@ class Party:
         self.events: list[str] = []
         self.joined: list[str] = []
         self.outcome = Outcome()
-        self.roster = Roster(0)
+        self.roster = Roster()
         self.config = RunConfig(**{"strategy": "local", **config})
         algorithm = make_algorithm(self.config)
         algorithm.join = lambda client, first: self.joined.extend([client.client_id] * first)  # type: ignore[method-assign]

@@ -25,9 +25,9 @@ from tests.strategies.conftest import History, Inline, introduction, scored
 from .desk import Desk, federation
 
 
-def roster_of(names: str, seed: int = 0) -> Roster:
+def roster_of(names: str) -> Roster:
     """Return a roster of clients with names of one letter, on nodes 2, 3, ..."""
-    roster = Roster(seed)
+    roster = Roster()
     for node, name in enumerate(names, start=2):
         roster.admit(node, introduction(name))
     return roster
@@ -38,7 +38,7 @@ def rows(roster: Roster) -> dict[str, int]:
 
 
 def test_clients_get_rows_in_the_order_in_which_they_are_admitted() -> None:
-    roster = Roster(0)
+    roster = Roster()
     for row, (node, name) in enumerate([(9, "c"), (4, "a"), (7, "b")]):
         client, moved_from = roster.admit(node, introduction(name, train_examples=10 + row))
         assert (client.client_id, client.row, roster.node_of(client)) == (name, row, node)
@@ -128,11 +128,10 @@ def test_sort_numbers_newcomers_by_name_and_leaves_the_first_rows() -> None:
 
 
 def test_a_stored_roster_comes_back_with_everybody_away() -> None:
-    roster = roster_of("cab", seed=5)
+    roster = roster_of("cab")
     roster.leave(3)
     stored = json.loads(json.dumps(roster.to_json()))
     again = Roster.from_json(stored)
-    assert again.seed == 5
     assert again.live == []
     assert list(again) == list(roster)
     assert json.loads(json.dumps(again.to_json())) == stored
@@ -144,7 +143,7 @@ def test_a_stored_roster_comes_back_with_everybody_away() -> None:
 
 
 def test_class_shares_and_shapes_come_back_as_they_were() -> None:
-    roster = Roster(0)
+    roster = Roster()
     about = introduction("a", class_shares=(0.5, 0.25, 0.25), input_shape=(3, 32, 32))
     roster.admit(2, about)
     (client,) = Roster.from_json(json.loads(json.dumps(roster.to_json())))

@@ -20,7 +20,7 @@ CONFIG = RunConfig(strategy="fedavg", rounds=20)
 def checkpoint(phase: int, number: int) -> Checkpoint:
     """Return what a run without clients has to say after a round."""
     tensors = {} if phase else {"w": torch.tensor([float(number)])}
-    return Checkpoint("run", phase, Progress(number, orders=number), {}, Roster(0).to_json(), 0, tensors)
+    return Checkpoint("run", phase, Progress(number, orders=number), {}, Roster().to_json(), 0, tensors)
 
 
 def numbers(folder: Path) -> list[str]:

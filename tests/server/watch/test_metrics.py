@@ -43,7 +43,7 @@ def scrape(url: str) -> dict[str, float]:
 
 def some_federation(*names: str) -> Federation:
     """Return a federation of clients that have been admitted."""
-    federation = federation_of(Roster(0))
+    federation = federation_of(Roster())
     for node, name in enumerate(names, start=1):
         federation.roster.admit(node, replace(ABOUT, client_id=name, token=name))
     return federation
