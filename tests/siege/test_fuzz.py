@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 from hyperbloom.common.errors import HyperbloomError
 from siege.fuzz import TARGETS, attempt, mutate, sound
 
+ABOUT = (
+    b'{"version": "1", "size": "M", "input_shape": [8], "num_classes": 2, "train_examples": 1, "val_examples": 1, '
+    b'"test_examples": 1, "class_shares": []}'
+)
 FOUND = [
     ("roster", b"[" * 3000),
-    ("roster", b'{"seed": 1e999, "clients": []}'),
+    ("roster", b'{"clients": [{"client_id": "a", "row": 1e999, "about": ' + ABOUT + b"}]}"),
     ("registry", b"[" * 3000),
     ("schema", b'{"label": ["\\ud800"], "columns": [{"name": "a", "kind": "number"}]}'),
     ("schema", b'{"label": ["a"], "columns": [{"name": "a", "kind": "number", "x": 1}]}'),
