@@ -123,7 +123,7 @@ def _schema(table: Path, out: Path | None, **columns: Any) -> None:
     few = ", ".join(one.name for one in proposed.columns if len(one.words) > 2 and all(map(is_number, one.words)))
     print(f"{out}: {len(proposed.columns)} columns, {proposed.width} inputs" + (f"; left out: {left}" if left else ""))
     if few:
-        print(f"taken as words, as they are few numbers: {few}; make it a number if other sites may have more")
+        print(f"taken as words, for they have few numbers: {few}; make such a column a number if others may have more")
 
 
 @command(

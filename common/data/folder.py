@@ -87,9 +87,10 @@ def _read_listed(root: Path, spec: DataSpec) -> Pool:
 
 
 def _folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, without hidden ones and the one that macOS adds to archives."""
     if not folder.is_dir():
         return []
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith((".", "__MACOSX")))
 
 
 def _class_names(folder: Path) -> list[str]:

@@ -210,6 +210,7 @@ def test_folder_of_classes_is_split_in_proportion(tmp_path: Path) -> None:
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     (tmp_path / "cat" / "._1.png").write_text("what macOS adds to an archive")
     (tmp_path / ".cache").mkdir()
+    (tmp_path / "__MACOSX" / "cat").mkdir(parents=True)
     data = load(str(tmp_path))
     assert sizes(data) == [28, 6, 6]
     assert (data.input_shape, data.class_names) == ((3, 4, 5), ("cat", "dog"))
