@@ -23,11 +23,11 @@ class Scale:
 
     def show(self, value: float) -> str:
         """Return a value, already in its unit, as text."""
-        return f"{value:.1f} %" if self.percent else f"{value:.4g}"
+        return f"{value:z.1f} %" if self.percent else f"{value:z.4g}"
 
     def cell(self, value: float) -> str:
         """Return a value, already in its unit, for a table whose head names the unit."""
-        return f"{value:.1f}" if self.percent else f"{value:.4g}"
+        return f"{value:z.1f}" if self.percent else f"{value:z.4g}"
 
     def worst(self, values: Iterable[float]) -> float:
         """Return the worst of some values."""

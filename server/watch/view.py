@@ -52,11 +52,19 @@ class TerminalView(Listener):
         self.close()
 
     def gained(self, gains: "Mapping[str, Gain]", metric: str, number: int) -> None:
-        """Say what the federation gains its clients; of baselines only the mean."""
-        for name in sorted(gains, key=by_number)[: MOST_ROWS if self.board.name == self._main else 0]:
-            self.show(sentence(name, gains[name], metric))
+        """Say what the federation gains its clients, in one line for all that stay alone; of baselines only the mean.
+
+        The lines stay on a terminal, above the block.
+        """
+        names = sorted(gains, key=by_number)[: MOST_ROWS if self.board.name == self._main else 0]
+        alone = [name for name in names if gains[name].chosen == "alone"]
+        for name in names:
+            if name not in alone:
+                print_line(self.console, sentence(name, gains[name], metric))
+        if alone:
+            print_line(self.console, sentence(", ".join(alone), gains[alone[0]], metric))
         if gains:
-            self.show(f"{self.board.name}: {of_all(gains.values(), metric)}", "bold")
+            print_line(self.console, f"{self.board.name}: {of_all(gains.values(), metric)}", "bold")
 
     def event(self, text: str) -> None:
         """Show what happened to a client."""

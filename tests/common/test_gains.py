@@ -70,6 +70,10 @@ def gain(chosen: str = "personal", value: float = 0.031, low: float = 0.012, hig
             gain(value=-0.03, low=-0.05, high=-0.01),
             "ward-7: train alone; the test examples show a gain of -3.0 points",
         ),
+        (
+            gain(value=0.0, low=-0.0001, high=0.0001),
+            "ward-7: no difference can be seen; it gains 0.0 points (0.0 to 0.0)",
+        ),
         (gain("alone", 0.0, 0.0, 0.0), "ward-7: keep training alone; no model of the federation is surely better"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
+from hyperbloom.common.gains import Gain
 from hyperbloom.common.wire.orders import EvaluateResult, SplitScore, TrainResult
 from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.listener import RoundReport, Selection
@@ -184,6 +185,23 @@ def test_events_are_lines_with_the_time(now: None) -> None:
     shown = console()
     TerminalView(shown).event("ward-7 left")
     assert text(shown) == "12:34:56 ward-7 left\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_gains_of_all_stay_on_the_screen_and_who_stays_alone_shares_a_line(terminal: bool) -> None:
+    shown = console(terminal)
+    view = TerminalView(shown)
+    view.phase(strategy(), "pfedhn")
+    better = {
+        f"ward-{number}": Gain("personal", 0.031, 0.012, 0.05, ("personal", "alone"), (0.9, 0.8)) for number in range(9)
+    }
+    alone = {f"clinic-{number}": Gain("alone", 0.0, 0.0, 0.0, ("personal", "alone"), (0.8, 0.8)) for number in (10, 2)}
+    view.gained(better | alone, "accuracy", 20)
+    view.close()
+    for name in better:
+        assert text(shown).count(f"{name} gains 3.1 points (1.2 to 5.0)") == 1
+    assert text(shown).count("clinic-2, clinic-10: keep training alone") == 1
+    assert text(shown).count("11 clients gain 2.5 points") == 1
 
 
 def test_a_long_event_is_one_line(now: None) -> None:
