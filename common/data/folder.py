@@ -124,14 +124,15 @@ def is_image(path: Path) -> bool:
 
 
 def _images(paths: tuple[Path, ...]) -> ImageBlock:
-    """Read every image's header. The first image sets the size of all, and the choice of grey or colour."""
-    size, mode = _header(paths[0])
+    """Read every image's header. The first image sets the size of all, and most of them whether all are grey."""
+    size, grey = _header(paths[0])[0], 0
     for path in paths:
-        other, _ = _header(path)
+        other, mode = _header(path)
+        grey += mode in GREY
         if other != size:
             wanted, found = f"{size[0]} x {size[1]} as {paths[0]}", f"{other[0]} x {other[1]}"
             raise DataError(f"{path}: expected an image of {wanted}, found {found}; resize all images to one size")
-    return ImageBlock(paths, size, "L" if mode in GREY else "RGB")
+    return ImageBlock(paths, size, "L" if grey > len(paths) / 2 else "RGB")
 
 
 def _header(path: Path) -> tuple[tuple[int, int], str]:

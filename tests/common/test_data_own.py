@@ -230,9 +230,10 @@ def test_folder_with_train_and_test_keeps_them(tmp_path: Path) -> None:
     assert sizes(load(str(tmp_path))) == [20, 1, 1]
 
 
-def test_folder_converts_to_the_first_images_mode(tmp_path: Path) -> None:
+@pytest.mark.parametrize("odd", ["cat/-1.png", "dog/9.png"])
+def test_folder_is_grey_or_colour_as_most_of_its_images_are(tmp_path: Path, odd: str) -> None:
     draw_classes(tmp_path, 5, mode="RGBA")
-    draw(tmp_path / "dog" / "9.png", 200, mode="L")
+    draw(tmp_path / odd, 200, mode="L")
     data = load(str(tmp_path))
     grey = torch.cat([part.inputs for part in (data.train, data.val, data.test)])[:, 1].amax(dim=(1, 2))
     assert data.input_shape == (3, 4, 5)
