@@ -173,7 +173,7 @@ class _Loop:
         if self._pending and not self._pending.letters:
             self._go_on(self._pending, sorted(self._pending.answers, key=lambda pair: pair[0].row))
         if self._useless >= rounds.FRUITLESS_ROUNDS * self.config.cohort:
-            rounds.give_up(self.outcome, f"among the last {self._useless}")
+            raise rounds.Fruitless(self.outcome, f"among the last {self._useless}", self.best)
         return bool(arrivals)
 
     def _apply(self, written: _Written, arrival: Arrival) -> None:

@@ -116,7 +116,8 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
     """Run all rounds after `done`; return the evaluation that validation selects.
 
     Raises:
-        CohortError: no usable reply for `FRUITLESS_ROUNDS` rounds in a row, or no client could be evaluated.
+        Fruitless: no usable reply for `FRUITLESS_ROUNDS` rounds in a row.
+        CohortError: no client could be evaluated, or all have left.
     """
     config, federation = run.config, run.federation
     best, fruitless, late = done.best, done.fruitless, federation.late
@@ -142,7 +143,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
         for listener in run.listeners:
             listener.round_done(report)
         if fruitless == FRUITLESS_ROUNDS:
-            give_up(outcome, f"in {fruitless} rounds, giving up after round {number}")
+            raise Fruitless(outcome, f"in {fruitless} rounds, giving up after round {number}", best)
         if due(config.gains_every, config, number):
             run.halfway(number)
         if due(config.checkpoint_every, config, number):
@@ -195,7 +196,14 @@ def _better(best: Selection | None, number: int, evaluation: Evaluated | None) -
     return Selection(number, metrics, shown, rank, metric, evaluation.counts())
 
 
-def give_up(outcome: Outcome, when: str) -> None:
-    """Raise a CohortError that lists why no reply could be used."""
-    reasons = "; ".join(f"{name}: {why}" for name, why in outcome.refused.items()) or "nobody is there"
-    raise CohortError(f"no usable reply {when} ({reasons})")
+class Fruitless(CohortError):
+    """No reply could be used for long; `best` is what validation has selected until then.
+
+    `reason` is why, if all were left out for the same reason.
+    """
+
+    def __init__(self, outcome: Outcome, when: str, best: Selection | None) -> None:
+        whys = "; ".join(f"{name}: {why}" for name, why in outcome.refused.items()) or "nobody is there"
+        reasons = {why.reason for why in outcome.refused.values()}
+        super().__init__(f"no usable reply {when} ({whys})", reason=reasons.pop() if len(reasons) == 1 else None)
+        self.best = best

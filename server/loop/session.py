@@ -14,6 +14,7 @@ from hyperbloom.common.data.schema import load_schema, read_schema
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import find_model, full_layout, model_names
 from hyperbloom.common.program.device import pick_device
+from hyperbloom.common.reasons import Reason
 from hyperbloom.common.tasks import AUTO, TaskSpec, make_task
 from hyperbloom.common.wire.orders import ASKS, Greeting, Scope
 from hyperbloom.server.loop.admission import Admission
@@ -24,7 +25,7 @@ from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, Listener, 
 from hyperbloom.server.loop.post import Grid
 from hyperbloom.server.loop.protection import check_protection
 from hyperbloom.server.loop.roster import Roster
-from hyperbloom.server.loop.rounds import Run, run_rounds
+from hyperbloom.server.loop.rounds import Fruitless, Run, run_rounds
 from hyperbloom.server.runs.folder import read_run
 from hyperbloom.server.runs.trained import restored
 from hyperbloom.strategies import find_strategy, make_algorithm
@@ -133,7 +134,13 @@ class Session:
         done = resumed.progress if resumed else NOTHING_DONE
         if not resumed:
             save(done)
-        selection = (run_asynchronously if config.asynchronous else run_rounds)(run, done, save)
+        try:
+            selection = (run_asynchronously if config.asynchronous else run_rounds)(run, done, save)
+        except Fruitless as error:
+            if phase == 0 or error.best is None or error.reason is not Reason.DIVERGED:
+                raise
+            self._tell(f"{config.strategy}: {error}; what it selected before stands, and the run goes on")
+            selection = error.best
         for listener in self.listeners:
             listener.phase_done(algorithm)
         if gains:

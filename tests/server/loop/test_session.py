@@ -1,6 +1,7 @@
 """A run from the first client to the last word: phases, what listeners hear, what clients are told of the run."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 from flwr.app import Message
 
 from hyperbloom import __version__
+from hyperbloom.client.work import together, training
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.common.files.storage import write_json, write_tensors
-from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Notice, TrainOrder
+from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Notice, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import unpack
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.grids.inline import InlineGrid
@@ -129,6 +131,35 @@ def test_orders_say_to_which_rounds_the_run_may_go_back(config: RunConfig, watch
     told = [(order.scope.round, order.scope.resume_points) for order in watched.of(TrainOrder)[::2]]
     assert told == [(1, (0,)), (2, (0, 1)), (1, (0,)), (2, (0, 1))]
     assert heard.checkpoints[-1].tensors == {} and list(heard.checkpoints[-1].results) == ["fedavg", "local"]
+
+
+@pytest.mark.parametrize(("name", "left"), [("local", ["fedavg", "local", "fedper"]), ("fedavg", None)])
+def test_a_baseline_that_diverges_keeps_what_it_selected_and_the_others_follow(
+    name: str, left: list[str] | None, config: RunConfig, watched: WatchedGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def conclude(client: Any, order: TrainOrder, network: Any, loss: float, seconds: float) -> TrainResult:
+        broken = order.scope.run_id == f"run-{name}" and order.scope.round > 2
+        return whole(client, order, network, math.nan if broken else loss, seconds)
+
+    whole = training.conclude
+    for module in (training, together):
+        monkeypatch.setattr(module, "conclude", conclude)
+    told: list[str] = []
+    listener = Listener()
+    listener.event = told.append  # type: ignore[method-assign]
+    long = config.model_copy(update={"baselines": ("local", "fedper"), "rounds": 20, "gains": False})
+    session = Session(long, watched, "run", [listener])
+    if left is None:
+        with pytest.raises(CohortError, match=r"^no usable reply in 10 rounds, giving up after round 12 "):
+            session.run()
+        return
+    results = session.run()
+    assert list(results) == left and results["local"].round == 2
+    (line,) = [line for line in told if line.startswith("local: no usable reply in 10 rounds")]
+    assert "training diverged" in line and line.endswith("what it selected before stands, and the run goes on")
+    assert {order.scope.round for order in watched.of(TrainOrder) if order.scope.run_id == "run-fedper"} == {
+        *range(1, 21)
+    }
 
 
 def test_a_run_that_goes_on_says_how_far_it_has_gone_back(
