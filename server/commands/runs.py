@@ -218,8 +218,11 @@ def _new(folder: Path, config: Path | None, assignments: tuple[str, ...]) -> Non
     """Write a Flower app whose run config has every key of a run."""
     from hyperbloom.common.config import load_run_config, parse_assignment
     from hyperbloom.server.flower_project import make_project
+    from hyperbloom.strategies import make_algorithm
 
-    make_project(folder, load_run_config(config, dict(parse_assignment(text) for text in assignments)))
+    run = load_run_config(config, dict(parse_assignment(text) for text in assignments))
+    make_algorithm(run)  # refuses wrong options; what files it needs may be on another machine
+    make_project(folder, run)
     print(f"wrote {folder}; next: flwr run {folder} --stream --run-config rounds=20")
 
 

@@ -81,6 +81,14 @@ def test_a_wrong_value_is_one_line(values: dict[str, Any], message: str) -> None
         make_algorithm(run_of(values))
 
 
+def test_wrong_options_are_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["app", "new", str(tmp_path / "ward"), "--set", "options.embeding_dim=5"]) == 2
+    assert "embeding_dim: unknown key in options of pfedhn" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["", "1st", "a_b", "a" * 41])
 def test_a_name_that_flower_refuses_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["app", "new", str(tmp_path / name if name else tmp_path / "there" / "..")]) == 2
