@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hyperbloom.common.files.storage import FileState, file_state
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, GAINS, METRICS, REPORT, Line, Tail, phase_folder
-from hyperbloom.server.runs.recorded import read_config, sound
+from hyperbloom.server.runs.recorded import has_ended, read_config, sound
 from hyperbloom.server.watch.board import Board
 from hyperbloom.server.watch.watching import is_running
 
@@ -92,14 +92,9 @@ class LiveRun:
         return sum(tail.unread for tail, _ in self._tails) > CHUNK
 
     @property
-    def complete(self) -> bool:
-        """Return whether all strategies have had all their rounds, or patience has ended them."""
-        return all(course.is_over(self.config) for course in self.courses.values())
-
-    @property
     def state(self) -> str:
         """Return `running`, `complete` or `stopped`."""
-        return "running" if self.running else "complete" if self.complete else "stopped"
+        return "running" if self.running else "complete" if has_ended(self.folder) else "stopped"
 
 
 def find_runs(folder: Path) -> dict[str, Path]:

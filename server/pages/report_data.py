@@ -50,8 +50,8 @@ class RunData:
 
     @property
     def complete(self) -> bool:
-        """Return whether all rounds of the run's strategy are over, or patience has ended them."""
-        return self.main.is_over(self.config)
+        """Return whether all of the run is over."""
+        return "ended" in self.environment
 
 
 def read_run_data(folder: Path) -> RunData:

@@ -11,7 +11,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.server.runs.course import read_course
 from hyperbloom.server.runs.lines import CLIENTS, phase_folder, read_lines
-from hyperbloom.server.runs.recorded import Member, read_config, read_members, read_summary, sound
+from hyperbloom.server.runs.recorded import Member, has_ended, read_config, read_members, read_summary, sound
 from hyperbloom.strategies import find_strategy
 
 SIMPLEST = ("local", "fedavg")  # what to take of strategies that cannot be told apart
@@ -37,18 +37,20 @@ class Advice:
 def advise_on(folder: Path, own_code: bool = True) -> Advice:
     """Return the advice of a run; ConfigError if it has no baselines, is not over or damaged, or names code unasked."""
     config, summary, members = read_config(folder, own_code), read_summary(folder), read_members(folder).clients
+    if not has_ended(folder):
+        raise ConfigError(f"{folder}: the run is not over; go on with --resume")
     known = {member.name for member in members if not config.is_novel(member.row)}
     scores, rising, metric = dict[str, dict[str, float]](), set[str](), ""
     for name in (config.strategy, *config.baselines):
         place = phase_folder(folder, config, name)
         with sound(folder):
             course = read_course(name, place, summary.get(name))
-            over, last = course.is_over(config), max(course.curve, default=None)
+            last = max(course.curve, default=None)
             lines = [line for line in read_lines(place / CLIENTS) if line["round"] == course.selected]
             scored = [row for row in lines if row["client"] in known and row.get(f"val_{course.metric}") is not None]
             scores[name] = {line["client"]: course.scale.factor * line[f"val_{course.metric}"] for line in scored}
-        if course.selected is None or not over:
-            raise ConfigError(f"{folder}: {name} has not done all its rounds; go on with --resume")
+        if course.selected is None:
+            raise ConfigError(f"{folder}: no round of {name} can be selected")
         metric, rising = course.metric, rising | ({name} if course.selected == last else set())
     return advise(members, metric, scores, rising, config.novel)
 

@@ -1,7 +1,7 @@
 """The run folder: all output of a run, written as it goes.
 
 RUN/config.yaml                    the resolved configuration; `--config` accepts it
-RUN/environment.json               versions, platform, seed, run id
+RUN/environment.json               versions, platform, seed, run id, when it began and ended
 RUN/metrics.jsonl                  a line per round: loss, clients, seconds, bytes of training; accuracy where evaluated
 RUN/clients.jsonl                  a line per client and round: loss or accuracy, or why it was left out
 RUN/events.jsonl                   a line per other event, such as joined, left or refused; never cut
@@ -244,6 +244,11 @@ class RunFolder(Listener):
         if state := strategy.state():
             write_tensors(self._phase / LAST, state, {})
         write_json(self.path / "roster.json", self._federation.roster.to_json())
+
+    def end(self) -> None:
+        """Write that all of the run is over."""
+        path = self.path / "environment.json"
+        write_json(path, {**json.loads(path.read_text()), "ended": _now()})
 
 
 def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -54,6 +54,11 @@ def read_json(path: Path, otherwise: Any) -> Any:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else otherwise
 
 
+def has_ended(folder: Path) -> bool:
+    """Return whether all of a run is over: its strategy, its baselines and what clients compare at the end."""
+    return "ended" in read_json(folder / "environment.json", {})
+
+
 def read_summary(folder: Path) -> dict[str, Selection]:
     """Return what validation selected of each strategy that has been evaluated; ConfigError if the file is damaged."""
     path = folder / "summary.json"

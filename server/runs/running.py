@@ -70,10 +70,12 @@ def play(
         opened, watch = (grid, lambda: None) if grid else stack.enter_context(opening)
         session = Session(config, opened, run_id, listeners, watch, resume, machines.device, recorder.selected_state)
         try:
-            return recorder, session, session.run()
+            results = session.run()
         except (HyperbloomError, KeyboardInterrupt) as error:
             recorder.event(f"the run stopped: {str(error) or 'Ctrl-C'}")
             raise
+        recorder.end()
+        return recorder, session, results
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hyperbloom.common.config import RunConfig
 from hyperbloom.common.metrics import Scale, scale_of, title_of
 from hyperbloom.server.runs.lines import Line, asked
 
@@ -64,7 +63,6 @@ class Board:
         self.clients: dict[str, Standing] = {}
         self._times: deque[tuple[int, float]] = deque([(0, 0.0)], maxlen=PACE_OVER + 1)
         self._last: Line = {}  # the last round's line
-        self._scored = 0  # the last evaluated round
         self._evaluated: Line = {}  # of the last one in which the metric was defined for a client
         self._worst: str | None = None
         self._selected: tuple[float, int] | None = None  # by validation
@@ -84,8 +82,6 @@ class Board:
             self.done, self._last, self._seconds = number, line, {}
             if line["elapsed"] > self._times[-1][1]:
                 self._times.append((number, line["elapsed"]))
-        if "metric" in line:
-            self._scored = number
         if "test_mean" in line:
             self.means.append((number, line["test_mean"]))
             self.worsts.append((number, line["test_worst"]))
@@ -94,12 +90,6 @@ class Board:
             chosen = None if self._selected is None else self._selected[0]
             if chosen is None or self.scale.best((chosen, line["val_mean"])) != chosen:
                 self._selected = line["val_mean"], number
-
-    def is_over(self, config: RunConfig) -> bool:
-        """Return whether the strategy has had all rounds of its run, or patience has ended it, and it has a result."""
-        selected = self._selected and self._selected[1]
-        ended = self.done >= config.rounds or config.has_lost_patience(selected, self._scored)
-        return selected is not None and ended
 
     def add_client(self, line: Line) -> None:
         """Add a line of clients.jsonl, after the line of its round."""

@@ -109,7 +109,7 @@ def follow(folder: Path, spec: str, going: Callable[[], bool]) -> None:
     summary = read_summary(folder)
     for name, tracker in trackers.items():
         selected = {**summary[name].metrics, "round": summary[name].round} if name in summary else {"round": 0}
-        tracker.end(run.complete, {f"selected/{key}": value for key, value in selected.items()}, files)
+        tracker.end(run.state == "complete", {f"selected/{key}": value for key, value in selected.items()}, files)
 
 
 def _subjects(folder: Path) -> dict[str, Subject]:

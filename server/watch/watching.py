@@ -11,7 +11,7 @@ from rich.console import Console
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.files.storage import claim
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
-from hyperbloom.server.runs.recorded import read_config, read_members, read_summary
+from hyperbloom.server.runs.recorded import has_ended, read_config, read_members, read_summary
 from hyperbloom.server.watch.view import TerminalView, print_line, print_results
 
 LOOK_EVERY_S = 0.5
@@ -105,7 +105,7 @@ class _Watcher:
     def say_how_it_ended(self) -> None:
         """Print the table of a complete run, or where the run stopped."""
         board, console = self.view.board, self.view.console
-        if self.phase + 1 < len(self._names) or not board.is_over(self.config):
+        if not has_ended(self.folder):
             where = f"round {board.done} of {board.rounds} of {board.name}"
             print_line(console, f"it stopped after {where}; flower-server --resume {self.folder} goes on with it")
             return

@@ -116,4 +116,5 @@ class Recording:
             for number in range(1, self.config.rounds + 1):
                 self.go(number)
             self.folder.phase_done(self.strategy(name))
+        self.folder.end()
         return self.path

@@ -61,7 +61,7 @@ def test_gains_are_against_training_alone(tmp_path: Path) -> None:
     run = LiveRun(tmp_path)
     run.look(inf)
     assert run.main.gains_over(run.courses["local"]) == {"a": 0.0, "b": 10.0, "c": 0.0}
-    assert run.current is run.courses["local"] and run.complete and run.state == "complete"
+    assert run.current is run.courses["local"] and run.state == "complete"
 
 
 def test_a_run_that_went_back_is_read_anew(tmp_path: Path) -> None:
@@ -102,6 +102,18 @@ def test_the_lock_says_whether_it_runs(tmp_path: Path) -> None:
         assert run.state == "running"
     run.look(inf)
     assert run.state == "stopped"
+
+
+def test_a_run_that_stopped_while_its_clients_compared_is_not_complete(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, config=some_config(baselines=()))
+    recording.begin("pfedhn")
+    for number in range(1, 7):
+        recording.go(number)
+    run = LiveRun(tmp_path)
+    run.look(inf)
+    assert run.state == "stopped"
+    recording.folder.end()
+    assert run.state == "complete"
 
 
 def test_a_damaged_line_is_an_error_that_names_the_file(tmp_path: Path) -> None:

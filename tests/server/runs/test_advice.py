@@ -214,14 +214,11 @@ def test_a_run_that_is_not_over_gives_no_advice(tmp_path: Path) -> None:
     for number in range(1, 7):
         run.go(number)
     run.begin("local")
-    run.go(1)
-    with pytest.raises(ConfigError, match=r"^[^:]*/run: local has not done all its rounds; go on with --resume$"):
-        advise_on(run.path)
-    for number in range(2, 6):
+    for number in range(1, 6):
         run.go(number)
-    with pytest.raises(ConfigError, match="local has not done all its rounds"):
+    with pytest.raises(ConfigError, match=r"^[^:]*/run: the run is not over; go on with --resume$"):
         advise_on(run.path)
-    run.go(6)
+    run.folder.end()
     assert advise_on(run.path).strategy == "local"
     with pytest.raises(ConfigError, match="expected two strategies"):
         advise_on(recorded(tmp_path / "alone", baselines=()).whole())

@@ -5,7 +5,6 @@ import io
 import pytest
 from rich.console import Console
 
-from hyperbloom.common.config import RunConfig
 from hyperbloom.server.watch.board import PACE_OVER, Board, amount, duration, plain_text
 
 
@@ -49,14 +48,6 @@ def test_an_evaluation_of_the_present_round_does_not_hide_its_training() -> None
     board.add_round({**line(5, 5.5, test_mean=50.0, test_worst=40.0), "clients": 0, "metric": "accuracy"})  # type: ignore[dict-item]
     training = next(row for row in before.splitlines() if "0.25" in row)
     assert training in shown(board)
-
-
-def test_rounds_without_a_single_score_are_no_result() -> None:
-    board, config = Board("pfedhn", 10), RunConfig(rounds=10)
-    board.add_round(line(10, 10.0))
-    assert not board.is_over(config)
-    board.add_round(line(10, 10.5, val_mean=50.0))
-    assert board.is_over(config)
 
 
 def test_of_an_error_less_is_a_gain() -> None:

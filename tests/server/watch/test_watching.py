@@ -60,6 +60,7 @@ def test_a_run_that_goes_on_is_followed_until_it_ends(tmp_path: Path) -> None:
         if number <= 6:
             run.go(number, **({"b": "no reply"} if number == 3 else {}))
         else:
+            run.folder.end()
             held.__exit__(None, None, None)
 
     watch(tmp_path, shown.console, go_on)
