@@ -45,8 +45,12 @@ def test_an_exported_model_has_the_accuracy_that_the_run_reports(
         described, logits = read_model(run / "models" / name)
         assert described.preprocessing == SCALING
         data = load_client_data(DataSpec(partition=index, partitions=3))
-        correct = int((logits(data.test.inputs).argmax(1) == data.test.labels).sum())
-        assert 100 * correct / len(data.test) == pytest.approx(reported[name])
+        scores = logits(data.test.inputs)
+        best, second = scores.topk(2).values.T
+        tie = best - second < 1e-4  # sums in another order may decide it otherwise
+        correct, count = scores.argmax(1) == data.test.labels, reported[name] / 100 * len(data.test)
+        assert count == pytest.approx(round(count)) and tie.sum() <= 1
+        assert int((correct & ~tie).sum()) <= round(count) <= int((correct | tie).sum())
         readme = (run / "models" / name / "README.md").read_text()
         assert f"{reported[name]:.1f} %" in readme and "3 of 3" in readme and strategy in readme
 
