@@ -121,7 +121,10 @@ def print_results(
     metric = next((selection.metric for selection in results.values()), "accuracy")
     unit = " in percent" if scale_of(metric).percent else ""
     print_line(console, f"test {title_of(metric)}{unit}, at the round that validation selected")
-    console.print(results_table(results, train_examples, novel))
+    table = results_table(results, train_examples, novel)
+    if not console.is_terminal:  # a file takes lines of any length
+        console.width = max(console.width, console.measure(table, options=console.options.update(width=10_000)).maximum)
+    console.print(table)
 
 
 def results_table(

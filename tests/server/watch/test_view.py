@@ -14,7 +14,7 @@ from hyperbloom.common.wire.orders import EvaluateResult, SplitScore, TrainResul
 from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.listener import RoundReport, Selection
 from hyperbloom.server.watch.board import Board
-from hyperbloom.server.watch.view import MOST_ROWS, TerminalView, results_table
+from hyperbloom.server.watch.view import MOST_ROWS, TerminalView, print_results, results_table
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 
@@ -111,6 +111,13 @@ def test_long_names_are_whole_in_a_narrow_table() -> None:
     columns = zip(*(re.split("[│┃]", line)[1:-1] for line in text(shown).splitlines() if line[0] in "│┃"), strict=True)
     first, _, _, second, _ = ("".join(cell.strip() for cell in column) for column in columns)
     assert all(name in first for name in clients) and "hafl-distillation" in second
+
+
+def test_in_a_file_a_table_is_as_wide_as_it_needs() -> None:
+    results = {f"a-strategy-of-mine-{number}": selection(80, {"a": 50.0}) for number in range(9)}
+    shown = Console(file=io.StringIO(), color_system=None)
+    print_results(shown, results, {"a": 9}, set())
+    assert len(text(shown).splitlines()) == 11 and all(name in text(shown) for name in results)
 
 
 def test_the_best_of_a_row_stands_out() -> None:
