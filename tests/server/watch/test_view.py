@@ -115,7 +115,7 @@ def test_long_names_are_whole_in_a_narrow_table() -> None:
 
 def test_in_a_file_a_table_is_as_wide_as_it_needs() -> None:
     results = {f"a-strategy-of-mine-{number}": selection(80, {"a": 50.0}) for number in range(9)}
-    shown = Console(file=io.StringIO(), color_system=None)
+    shown = Console(file=io.StringIO(), width=80, color_system=None)
     print_results(shown, results, {"a": 9}, set())
     assert len(text(shown).splitlines()) == 11 and all(name in text(shown) for name in results)
 
