@@ -124,7 +124,7 @@ def is_image(path: Path) -> bool:
 
 
 def _images(paths: tuple[Path, ...]) -> ImageBlock:
-    """Read every image's header. The first image sets the size of all, and most of them whether all are grey."""
+    """Read every image's header. The first image sets the size. All are grey if most of them are."""
     size, grey = _header(paths[0])[0], 0
     for path in paths:
         other, mode = _header(path)

@@ -36,7 +36,11 @@ def run_asynchronously(
     Raises:
         CohortError: `FRUITLESS_ROUNDS` times `cohort` replies in a row were useless, or no client was left.
     """
-    return _Loop(run, done, save).run()
+    loop = _Loop(run, done, save)
+    try:
+        return loop.run()
+    finally:
+        loop.drop_orders()
 
 
 @dataclass(frozen=True)
@@ -107,13 +111,16 @@ class _Loop:
                 else:
                     self._ask_for_evaluation(number, elapsed)
         self._finish(orders=self.config.gains)  # to compare models, all clients are asked at once
-        self.federation.post.give_up([each.letter for each in self._written.values()])  # a baseline must not get these
         if self.best is None:
             raise CohortError(f"{self.config.strategy}: {rounds.NEVER_EVALUATED}")
         if self.config.gains and number > self.done.round:
             elapsed = time.perf_counter() - self.begin
             self.save(Progress(number, self.best, 0, self._draws, self._applied, elapsed))
         return self.best
+
+    def drop_orders(self) -> None:
+        """Wait no longer for answers to open orders: a baseline that follows must not get them."""
+        self.federation.post.give_up([written.letter for written in self._written.values()])
 
     def _lacks_patience(self, number: int) -> bool:
         """Return whether patience ends the run with round `number`, by the evaluations before it."""

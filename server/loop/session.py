@@ -139,7 +139,7 @@ class Session:
         except Fruitless as error:
             if phase == 0 or error.best is None or error.reason is not Reason.DIVERGED:
                 raise
-            self._tell(f"{config.strategy}: {error}; what it selected before stands, and the run goes on")
+            self._tell(f"{config.strategy}: {error}; round {error.best.round}, which it had selected, stands")
             selection = error.best
         for listener in self.listeners:
             listener.phase_done(algorithm)
@@ -184,8 +184,8 @@ class Session:
     def _save(
         self, phase: int, progress: Progress, results: Mapping[str, Selection], algorithm: Algorithm | None = None
     ) -> None:
-        """Write a checkpoint. Without an algorithm it says that the run is over."""
-        if not self.config.checkpoint_every:
+        """Tell the listeners of a checkpoint. Without an algorithm it says that the run is over, which all runs say."""
+        if algorithm and not self.config.checkpoint_every:
             return
         tensors = algorithm.checkpoint() if algorithm else {}
         roster, here = self.roster.to_json(), self.roster.live_count

@@ -233,7 +233,11 @@ class RunFolder(Listener):
             write_bytes(self._phase / GAINS, "".join(json.dumps(line) + "\n" for line in told).encode())
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, with the lengths of the growing files."""
+        """Write that the run is over, if it is, and a checkpoint with the lengths of the growing files."""
+        if checkpoint.phase > len(self.config.baselines):
+            self.end()  # first: a run that is killed in between can still go on
+        if not self.config.checkpoint_every:
+            return
         files = [self._phase / name for name in (METRICS, CLIENTS)]
         lengths = {str(file.relative_to(self.path)): file.stat().st_size if file.exists() else 0 for file in files}
         chosen = self._phase / "hypernetwork.safetensors"

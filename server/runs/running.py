@@ -70,12 +70,10 @@ def play(
         opened, watch = (grid, lambda: None) if grid else stack.enter_context(opening)
         session = Session(config, opened, run_id, listeners, watch, resume, machines.device, recorder.selected_state)
         try:
-            results = session.run()
+            return recorder, session, session.run()
         except (HyperbloomError, KeyboardInterrupt) as error:
             recorder.event(f"the run stopped: {str(error) or 'Ctrl-C'}")
             raise
-        recorder.end()
-        return recorder, session, results
 
 
 @contextmanager

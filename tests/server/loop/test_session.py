@@ -156,7 +156,7 @@ def test_a_baseline_that_diverges_keeps_what_it_selected_and_the_others_follow(
     results = session.run()
     assert list(results) == left and results["local"].round == 2
     (line,) = [line for line in told if line.startswith("local: no usable reply in 10 rounds")]
-    assert "training diverged" in line and line.endswith("what it selected before stands, and the run goes on")
+    assert "training diverged" in line and line.endswith("; round 2, which it had selected, stands")
     assert {order.scope.round for order in watched.of(TrainOrder) if order.scope.run_id == "run-fedper"} == {
         *range(1, 21)
     }
