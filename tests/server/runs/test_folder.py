@@ -22,16 +22,17 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import EvaluateResult, TrainResult
 from hyperbloom.server.loop.exchange import Evaluated, Outcome
-from hyperbloom.server.loop.listener import RoundReport, Selection
+from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, RoundReport, Selection
 from hyperbloom.server.loop.post import Failure
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.runs.folder import RunFolder, new_run_folder, read_run
+from hyperbloom.server.runs.recorded import has_ended
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
 
 from ...scores import right
 from ..conftest import ABOUT
-from ..recorded import federation_of
+from ..recorded import Recording, federation_of, some_config
 
 CONFIG = RunConfig(strategy="local", rounds=20, seed=3)
 
@@ -374,3 +375,13 @@ def test_a_roster_with_a_row_too_few_is_damaged(tmp_path: Path, row: int) -> Non
         ConfigError, match=r"^init_from: expected a run folder .*expected clients with the rows 0, 1, 2"
     ):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_run_has_ended_once_its_last_checkpoint_is_told_and_not_before(tmp_path: Path, every: int) -> None:
+    run = Recording(tmp_path, config=some_config(checkpoint_every=every))
+    run.begin("pfedhn")
+    for phase, over in ((0, False), (1, False), (2, True)):
+        run.folder.checkpoint(Checkpoint("run-1", phase, NOTHING_DONE, {}, Roster().to_json(), 3, {}))
+        assert has_ended(tmp_path) is over
+    assert any((tmp_path / "checkpoints").glob("*.json")) is bool(every)
