@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,33 +134,47 @@ def test_orders_say_to_which_rounds_the_run_may_go_back(config: RunConfig, watch
     assert heard.checkpoints[-1].tensors == {} and list(heard.checkpoints[-1].results) == ["fedavg", "local"]
 
 
-@pytest.mark.parametrize(("name", "left"), [("local", ["fedavg", "local", "fedper"]), ("fedavg", None)])
-def test_a_baseline_that_diverges_keeps_what_it_selected_and_the_others_follow(
-    name: str, left: list[str] | None, config: RunConfig, watched: WatchedGrid, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def conclude(client: Any, order: TrainOrder, network: Any, loss: float, seconds: float) -> TrainResult:
-        broken = order.scope.run_id == f"run-{name}" and order.scope.round > 2
-        return whole(client, order, network, math.nan if broken else loss, seconds)
+@pytest.fixture
+def diverges(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return what lets every training of a strategy diverge, from its third round on."""
 
-    whole = training.conclude
-    for module in (training, together):
-        monkeypatch.setattr(module, "conclude", conclude)
+    def begin(name: str) -> None:
+        def conclude(client: Any, order: TrainOrder, network: Any, loss: float, seconds: float) -> TrainResult:
+            broken = order.scope.run_id == f"run-{name}" and order.scope.round > 2
+            return whole(client, order, network, math.nan if broken else loss, seconds)
+
+        whole = training.conclude
+        for module in (training, together):
+            monkeypatch.setattr(module, "conclude", conclude)
+
+    return begin
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_baseline_that_diverges_keeps_what_it_selected_and_the_others_follow(
+    asynchronous: bool, config: RunConfig, watched: WatchedGrid, diverges: Callable[[str], None]
+) -> None:
+    diverges("local")
     told: list[str] = []
     listener = Listener()
     listener.event = told.append  # type: ignore[method-assign]
-    long = config.model_copy(update={"baselines": ("local", "fedper"), "rounds": 20, "gains": False})
-    session = Session(long, watched, "run", [listener])
-    if left is None:
-        with pytest.raises(CohortError, match=r"^no usable reply in 10 rounds, giving up after round 12 "):
-            session.run()
-        return
-    results = session.run()
-    assert list(results) == left and results["local"].round == 2
-    (line,) = [line for line in told if line.startswith("local: no usable reply in 10 rounds")]
+    more = {"strategy": "pfedhn", "baselines": ("local", "fedper"), "rounds": 20, "gains": False}
+    run = config.model_copy(update={**more, "asynchronous": asynchronous})
+    results = Session(run, watched, "run", [listener]).run()
+    assert list(results) == ["pfedhn", "local", "fedper"] and results["local"].round == 2
+    (line,) = [line for line in told if line.startswith("local: no usable reply ")]
     assert "training diverged" in line and line.endswith("; round 2, which it had selected, stands")
-    assert {order.scope.round for order in watched.of(TrainOrder) if order.scope.run_id == "run-fedper"} == {
-        *range(1, 21)
-    }
+    rounds = {order.scope.round for order in watched.of(TrainOrder) if order.scope.run_id == "run-fedper"}
+    assert rounds == {*range(1, 21)}
+
+
+def test_the_strategy_of_a_run_that_diverges_ends_it(
+    config: RunConfig, watched: WatchedGrid, diverges: Callable[[str], None]
+) -> None:
+    diverges("fedavg")
+    long = config.model_copy(update={"rounds": 20, "gains": False})
+    with pytest.raises(CohortError, match=r"^no usable reply in 10 rounds, giving up after round 12 "):
+        Session(long, watched, "run", []).run()
 
 
 def test_a_run_that_goes_on_says_how_far_it_has_gone_back(
