@@ -193,8 +193,9 @@ class PFedHN(Algorithm):
         """Add an embedding row for a new client."""
         super().join(client, first)
         if client.row >= len(self.learner.table.weight):  # also of one that joined after the state that we go back to
-            fixed = self.options.descriptor == "class-shares"
-            self.learner.grow(client.client_id, torch.tensor(client.about.class_shares) if fixed else None)
+            shares, given = torch.tensor(client.about.class_shares), self.options.descriptor == "class-shares"
+            # As long as a learned one at its start, if the client has one class: shorter ones are learned from slowly.
+            self.learner.grow(client.client_id, shares * len(shares) ** 0.5 if given else None)
 
     def trains(self, client: Client) -> bool:
         """Return True, but with a frozen hypernetwork only for clients that it never trained on."""
