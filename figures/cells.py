@@ -122,7 +122,7 @@ def cell(table: PaperTable, name: str, column: str, method: str, part: str, runs
         error = _error(runs)
         other, limit = other or error is None, math.hypot(limit, error or 0.0)
         result["standard errors"] = round((statistics.fmean(ours) - paper.mean) / limit, 1) + 0.0  # no -0.0
-    return result | {"verdict": _verdict(result, limit, other), "why": row.why.get(column, "")}
+    return result | {"verdict": _verdict(result, limit, other), "why": row.reason(column, part)}
 
 
 def counted(table: PaperTable, runs: Sequence[Line]) -> list[Line]:

@@ -20,7 +20,7 @@ A table is a YAML file in `figures/papers/`:
         columns                     run of single columns, overrides the method's
         numbers                     percent by column: a mean, [mean, deviation], or these by part
         control                     without numbers: not in the paper, run beside all its columns
-        why                         by column, the experiment that explains why our number differs
+        why                         by column, or by `column, part`: the experiment that explains why our number differs
 """
 
 from collections.abc import Mapping
@@ -46,6 +46,8 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.strategies import find_strategy
 
 Percent = Annotated[float, Field(ge=0, le=100)]
+Name = Annotated[str, Field(pattern="^[^,]+$")]
+"""A name that can be one of several in a list with commas, as `--methods` takes."""
 Written = Percent | tuple[Percent, Percent] | dict[str, Percent | tuple[Percent, Percent]]
 WHOLE = ""
 """Name of the part that includes all clients."""
@@ -94,6 +96,10 @@ class Method(Section):
         """Return whether the method has a number in a column, or is run beside it."""
         return self.control or column in self.numbers
 
+    def reason(self, column: str, part: str = WHOLE) -> str:
+        """Return what explains the difference of a number, or ""; that of a part comes before that of its column."""
+        return self.why.get(f"{column}, {part}") or self.why.get(column, "")
+
     def figures(self, column: str) -> dict[str, Figure]:
         """Return the paper's numbers in a column, by part."""
         written = self.numbers.get(column, {})
@@ -115,7 +121,7 @@ class PaperTable(Section):
     spread: Literal["deviation", "error"] = "deviation"
     differs: tuple[str, ...] = ()
     columns: dict[str, Column]
-    methods: dict[str, Method]
+    methods: dict[Name, Method]
 
     def config(
         self,

@@ -70,12 +70,15 @@ class PFedHNFixedOptions(PFedHNOptions):
     descriptor: Literal["class-shares"] = Field(  # type: ignore[assignment]
         "class-shares", description="made of the class shares that clients disclose"
     )
+    scaled: bool = Field(
+        False, description="multiply all by one factor, so that they are as large as learned ones start"
+    )
 
 
 class PFedHNFixed(PFedHN):
     """pFedHN whose descriptors are p^, the clients' shares of each class (appendix C.5).
 
-    `descriptor: class-shares` of pFedHN itself has the shares of the classes in each client instead.
+    `descriptor: class-shares` of pFedHN itself has the shares of the classes in each client instead, and a factor.
     """
 
     options: PFedHNFixedOptions  # type: ignore[assignment]
@@ -85,7 +88,9 @@ class PFedHNFixed(PFedHN):
         super().join(client, first)
         abouts = [each.about for _, each in sorted(self.clients.items())]
         counts = torch.tensor([[about.train_examples * share for share in about.class_shares] for about in abouts])
-        self.learner.table.weight.data.copy_(counts / counts.sum(0).clamp_min(1.0))
+        shares = counts / counts.sum(0).clamp_min(1.0)
+        size = shares.square().mean().sqrt() if self.options.scaled else 1.0  # a learned one starts standard normal
+        self.learner.table.weight.data.copy_(shares / size)
 
 
 PARTITIONERS["section-5.3"] = Partitioner("Dirichlet, normalised over clients (pFedHN, section 5.3)", deal_section_5_3)

@@ -10,6 +10,7 @@ from figures import paper_tables
 from figures.paper_tables import Figure, PaperTable, load_table, table_names
 from figures.per_fedavg import PerFedAvgOptions
 from figures.pfedme import PFedMeOptions
+from hyperbloom.common.config import check
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.server.loop.session import check_run
 
@@ -56,6 +57,9 @@ def test_every_column_has_numbers_and_says_why_if_it_cannot_be_run(name: str) ->
         for key in row.numbers:
             assert set(row.figures(key)) <= {"", *table.columns[key].parts}, (method, key)
             assert table.columns[key].first or not row.after_first, (method, key)
+        for each in row.why:
+            key, _, part = each.partition(", ")
+            assert part in row.figures(key) or (not part and key in row.numbers), (method, each)
     for key, column in table.columns.items():
         rows = [method for method in table.methods if key in table.methods[method].numbers]
         assert rows, key
@@ -67,7 +71,7 @@ def test_every_column_has_numbers_and_says_why_if_it_cannot_be_run(name: str) ->
 @pytest.mark.parametrize(
     ("name", "method", "column", "part", "figure"),
     [
-        ("pfedhn-c5", "pFedHN, fixed descriptors", "cifar10-50", "", Figure(83.92, 0.36)),
+        ("pfedhn-c5", "pFedHN with fixed descriptors", "cifar10-50", "", Figure(83.92, 0.36)),
         ("pfedhn-table1", "pFedHN", "cifar10-50", "", Figure(88.38, 0.29)),
         ("pfedhn-table1", "pFedHN-PC", "omniglot-50", "", Figure(81.89, 0.15)),
         ("pfedhn-table1", "LG-FedAvg", "cifar100-100", "", Figure(49.99, 3.13)),
@@ -85,13 +89,26 @@ def test_every_column_has_numbers_and_says_why_if_it_cannot_be_run(name: str) ->
         ("hafl-table5", "Local", "alpha-0.1", "client-3-bal", Figure(54.1)),
         ("hafl-table6", "GHN init", "arch-4", "", Figure(85.6)),
         ("hafl-table7", "HAFL-GHN", "arch-1", "arch-1", Figure(77.5)),
-        ("fedhenn-table1", "FedHeNN, RBF CKA", "tweets-100", "", Figure(72.8)),
+        ("fedhenn-table1", "FedHeNN with RBF CKA", "tweets-100", "", Figure(72.8)),
         ("fedhenn-table2", "FedProx", "cifar10-500-2", "", Figure(50.46, 1.4)),
         ("fedhenn-table3", "FedHeNN heterogeneous", "cifar100-100-20", "", Figure(43.36, 0.2)),
     ],
 )
 def test_numbers_are_the_papers(name: str, method: str, column: str, part: str, figure: Figure) -> None:
     assert TABLES[name].methods[method].figures(column)[part] == figure
+
+
+def test_a_method_whose_name_has_a_comma_is_refused_as_it_could_not_be_asked_for() -> None:
+    values = TABLES["pfedhn-c5"].model_dump(mode="json")
+    values["methods"]["pFedHN, fixed"] = values["methods"]["pFedHN"]
+    with pytest.raises(ConfigError, match=r"methods.*pFedHN, fixed"):
+        check(PaperTable, values, "pfedhn-c5.yaml")
+
+
+def test_a_reason_is_of_a_part_or_of_a_whole_column() -> None:
+    row = TABLES["pfedhn-table2"].methods["pFedHN"].model_copy(update={"why": {"cifar10, L": "a", "cifar100": "b"}})
+    assert [row.reason("cifar10", part) for part in "SL"] == ["", "a"]
+    assert [row.reason("cifar100", part) for part in "SL"] == ["b", "b"]
 
 
 def test_averages_are_those_of_their_parts() -> None:

@@ -40,11 +40,13 @@ def test_a_client_shares_a_superclass_with_every_twentieth() -> None:
         deal(data, "section-5.5", 30)
 
 
-def test_fixed_descriptors_are_a_clients_share_of_each_class() -> None:
-    options = {"descriptor": "class-shares"}
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fixed_descriptors_are_a_clients_share_of_each_class_times_a_factor(scaled: bool) -> None:
+    options = {"descriptor": "class-shares", "scaled": scaled}
     config = digits_config(strategy="figures.section_5_3:PFedHNFixed", clients=2, options=options)
     shares = {"a": (10, (0.8, 0.2, 0.0)), "b": (40, (0.3, 0.0, 0.7))}
     abouts = [introduction(name, train_examples=n, class_shares=part) for name, (n, part) in shares.items()]
     table = joined(config, *abouts).learner.table.weight
-    torch.testing.assert_close(table.detach(), torch.tensor([[8 / 20, 1.0, 0.0], [12 / 20, 0.0, 1.0]]))
+    factor = (6 / (0.4**2 + 0.6**2 + 1 + 1)) ** 0.5 if scaled else 1.0
+    torch.testing.assert_close(table.detach(), factor * torch.tensor([[8 / 20, 1.0, 0.0], [12 / 20, 0.0, 1.0]]))
     assert not table.requires_grad
