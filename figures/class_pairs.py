@@ -64,12 +64,14 @@ def tables(lines: Sequence[Line]) -> str:
         some = [(line["test"], other) for line, other in both if (line["seed"], line["size"]) == (seed, size)]
         mine, theirs = np.array(some).mean(0)
         text.append(table_row((str(seed), size, str(len(some)), f"{mine:.1f}", f"{theirs:.1f}")))
-    text += ["", table_row(("size", "clients", "above others of the same classes")), table_row(["---"] * 3)]
+    heads = ("size", "clients", "accuracy", "others of the same classes", "difference")
+    text += ["", table_row(heads), table_row(["---"] * 5)]
     for size in sizes:
-        above = np.array([line["test"] - other for line, other in both if line["size"] == size])
+        found = np.array([(line["test"], other) for line, other in both if line["size"] == size])
+        (mine, theirs), above = found.mean(0), found[:, 0] - found[:, 1]
         half = student.ppf(0.975, len(above) - 1) * above.std(ddof=1) / len(above) ** 0.5
-        mean = above.mean()
-        text.append(table_row((size, str(len(above)), f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})")))
+        low, mean, high = (f"{above.mean() + part:+.1f}" for part in (-half, 0, half))
+        text.append(table_row((size, str(len(above)), f"{mine:.1f}", f"{theirs:.1f}", f"{mean} ({low} to {high})")))
     return "\n".join(text)
 
 

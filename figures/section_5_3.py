@@ -71,7 +71,7 @@ class PFedHNFixedOptions(PFedHNOptions):
         "class-shares", description="made of the class shares that clients disclose"
     )
     scaled: bool = Field(
-        False, description="multiply all by one factor, so that they are as large as learned ones start"
+        False, description="multiply all by one factor: their root mean square is 1, as of learned ones at their start"
     )
 
 
