@@ -194,7 +194,7 @@ class PFedHN(Algorithm):
         super().join(client, first)
         if client.row >= len(self.learner.table.weight):  # also of one that joined after the state that we go back to
             shares, given = torch.tensor(client.about.class_shares), self.options.descriptor == "class-shares"
-            # As long as a learned one at its start, if the client has one class: shorter ones are learned from slowly.
+            # With one class as long as a learned one at its start: a hypernetwork learns slowly from shorter ones.
             self.learner.grow(client.client_id, shares * len(shares) ** 0.5 if given else None)
 
     def trains(self, client: Client) -> bool:
