@@ -184,7 +184,7 @@ class Session:
     def _save(
         self, phase: int, progress: Progress, results: Mapping[str, Selection], algorithm: Algorithm | None = None
     ) -> None:
-        """Tell the listeners of a checkpoint. Without an algorithm it says that the run is over, which all runs say."""
+        """Tell the listeners of a checkpoint. Without an algorithm the run is over, which is told in any case."""
         if algorithm and not self.config.checkpoint_every:
             return
         tensors = algorithm.checkpoint() if algorithm else {}
