@@ -238,7 +238,7 @@ def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Course]]) 
         if 0 < len(results.get(method, ())) < wanted.seeds:
             notes.append(f"{method}: {len(results[method])} of {wanted.seeds} seeds are finished")
     if table.seeds and wanted.seeds != table.seeds:
-        notes.append(f"{wanted.seeds} seeds, not {table.seeds}")
+        notes.append(f"seeds: {wanted.seeds}, not {table.seeds}")
     there = [method for method in wanted.rows if table.methods[method].there]
     for key, value in wanted.overrides.items():
         takers = [method for method in there if table.takes(method, key)]

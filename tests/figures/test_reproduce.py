@@ -96,7 +96,7 @@ def test_ours_stand_beside_the_papers(tmp_path: Path, capsys: pytest.CaptureFixt
         "Two: alone",
         "Three: not available: it is not there yet",
         "Four: not available: nobody wrote it",
-        "1 seeds, not 2",
+        "seeds: 1, not 2",
         "accuracy is the mean over clients, at the round that validation selected",
     ]
     assert len((out / "two-seed0/metrics.jsonl").read_text().splitlines()) == 2
