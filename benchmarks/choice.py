@@ -114,7 +114,7 @@ def table(lines: Sequence[Line]) -> str:
             name: np.array([g for line in lines if line["set"] == name for g in line["gain"][rule]]) for name in names
         }
         every = np.concatenate(list(gains.values()))
-        cells = [f"{each.mean():+.1f}, {100 * (each < -1).mean():.0f} % lose" for each in gains.values()]
+        cells = [f"{each.mean():+z.1f}, {100 * (each < -1).mean():.0f} % lose" for each in gains.values()]
         taken = sum(line["taken"][rule] for line in lines)
         rows.append(
             [

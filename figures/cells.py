@@ -182,7 +182,7 @@ def _shown(cell: Line) -> list[str]:
     if settings["set"]:
         rounds += f" ({', '.join(settings['set'])})"
     numbers = [_number(*cell["paper"]), _number(*cell["ours"])]
-    away = f" ({cell['standard errors']:+.1f} standard errors)" if "standard errors" in cell else ""
+    away = f" ({cell['standard errors']:+z.1f} standard errors)" if "standard errors" in cell else ""
     return [cell["cell"], *numbers, str(len(cell["seeds"])), rounds, cell["verdict"] + away]
 
 

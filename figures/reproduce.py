@@ -209,7 +209,7 @@ def _rows(wanted: Reproduction, method: str, results: Sequence[Course]) -> list[
             means = [mean_of_part(r.accuracy, *chosen) if chosen else r.metrics[wanted.table.metric] for r in results]
             ours = plus_minus(*mean_and_deviation(means))
             # A difference to a stand-in would mean nothing.
-            difference = "" if column.stand_in or not figure else f"{fmean(means) - figure.mean:+.2f}"
+            difference = "" if column.stand_in or not figure else f"{fmean(means) - figure.mean:+z.2f}"
         name = method if part == WHOLE else f"{method}, {part}"
         paper = plus_minus(figure.mean, figure.deviation) if figure else ""
         rows.append((name, ours, str(len(results)), paper, difference))
