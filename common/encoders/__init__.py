@@ -6,6 +6,7 @@ The server initialises and trains them, and clients run them. Each file holds on
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ def build_encoder(spec: EncoderSpec) -> Encoder:
     return ENCODERS[spec.name](spec.input_shape, spec.dim)
 
 
+@lru_cache(16)  # every order for an encoder needs it, and it takes milliseconds
 def encoder_layout(spec: EncoderSpec) -> Layout:
     """Return the layout of an encoder's parameters."""
     with torch.device("meta"):
