@@ -18,10 +18,11 @@ from hyperbloom.client.work.masks import confirm, deal_shares, make_keys, train_
 from hyperbloom.client.work.reference import keep_reference, represent
 from hyperbloom.client.work.together import train_together
 from hyperbloom.client.work.training import fit, train
-from hyperbloom.common.errors import DataError, HyperbloomError, RefusedError, attempt
+from hyperbloom.common.errors import DataError, HyperbloomError, RefusedError, WireError, attempt
+from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import exchanges, masks, orders
 from hyperbloom.common.wire.newcomers import Offer
-from hyperbloom.common.wire.orders import EvaluateResult, Failed, Order, TrainOrder
+from hyperbloom.common.wire.orders import EvaluateResult, Failed, Order, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import FAILED, pack, unpack, unpack_answer, weigh
 
 log = logging.getLogger("hyperbloom.client")
@@ -83,6 +84,9 @@ def train_all(messages: Sequence[tuple[Message, Context]]) -> list[Message | Exc
 
 def _reply(message: Message, outcome: object) -> Message:
     """Return the reply with an answer, or with a `Failed` for a HyperbloomError; raise any other exception."""
+    wrong = attempt(outcome.check) if isinstance(outcome, TrainResult | EvaluateResult) else None
+    if isinstance(wrong, WireError):  # the server would take it for a lie
+        outcome = HyperbloomError(f"{wrong}; scale the inputs, or lower local.learning_rate", reason=Reason.DIVERGED)
     if isinstance(outcome, HyperbloomError):
         log.error("%s failed: %s", message.metadata.message_type, outcome)
         text = "its data cannot be read; its own log says why" if isinstance(outcome, DataError) else str(outcome)

@@ -117,7 +117,9 @@ class PrivacyConfig(Section):
         "none", description="where noise is added: none; on each client; averages only: on the server"
     )
     clip: Rate = Field(1.0, description="norm to which each client's change is clipped")
-    noise: Rate = Field(1.0, description="standard deviation of the noise in each coordinate, in units of clip")
+    noise: Annotated[float, Field(ge=1e-6, allow_inf_nan=False)] = Field(
+        1.0, description="standard deviation of the noise in each coordinate, in units of clip"
+    )
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="delta of the guarantee that is reported")
     largest_change: Rate = Field(8.0, description="secure_aggregation: clients clip a larger change of a weight")
 
@@ -159,7 +161,9 @@ class RunConfig(Section):
     )
     baselines: tuple[str, ...] = Field((), description="strategies to run after this one, with the same clients")
     init_from: str | None = Field(None, description="run folder whose hypernetwork to start from")
-    join_timeout_s: Rate = Field(600.0, description="seconds to wait for the clients to join")
+    join_timeout_s: Annotated[float, Field(gt=0, le=1e9)] = Field(
+        600.0, description="seconds to wait for the clients to join"
+    )
     round_timeout_s: Rate = Field(300.0, description="seconds after which an exchange goes on without missing replies")
     min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"

@@ -86,11 +86,11 @@ class _GraphStrategy(Algorithm):
         for told in models:
             types |= self.types_of(told)
         try:
-            GraphHypernetwork.sketch(types | self._initial, self.settings, self.options.max_parameters)
+            GraphHypernetwork.sketch(types | self._grown, self.settings, self.options.max_parameters)
         except ModelError as error:
             raise RefusedError(f"with its layer types: {error}; raise options.max_parameters to allow it") from None
 
-    _initial: Set[LayerType] = frozenset()  # layer types of the run that this one starts from
+    _grown: Set[LayerType] = frozenset()  # layer types that the hypernetwork has, of clients that have left them, too
 
     def types_of(self, about: Introduction) -> set[LayerType]:
         """Return the layer types that a client discloses; a RefusedError if it discloses none or they do not exist."""
@@ -118,6 +118,7 @@ class _GraphStrategy(Algorithm):
         self._grow(self.types_of(client.about))
 
     def _grow(self, types: Set[LayerType]) -> None:
+        self._grown |= types
         self.hypernetwork.grow(types)
         self.hypernetwork.to(self.device)
 
@@ -154,8 +155,7 @@ class _GraphStrategy(Algorithm):
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from another run's hypernetwork; new layer types start afresh."""
-        self._initial = self._types_in(tensors)
-        self._grow(self._initial)
+        self._grow(self._types_in(tensors))
         try:
             for part in tensors:
                 self.hypernetwork.load_part(part, tensors[part])

@@ -103,12 +103,13 @@ class ODPFL(PFedHN):
         self._original: tuple[Hypernetwork, Tensor] | None = None  # f and embeddings before phase 2
         self._original_scores: dict[str, EvaluateResult] = {}  # by name; cached, as these models no longer change
         self._descriptors: dict[int, Tensor] = {}  # by row, from the present encoder
+        self._stale = set[int]()  # rows of those to ask again; an evaluation that goes on uses what they said
         self.learner.given = self.options.mode == "end-to-end"
 
     def join(self, client: Client, first: bool) -> None:
-        """Discard the descriptor of a client that comes back: it may have other examples."""
+        """Ask a client that comes back for its descriptor again: it may have other examples."""
         super().join(client, first)
-        self._descriptors.pop(client.row, None)
+        self._stale.add(client.row)
 
     def round(self, turn: Turn) -> Exchanges[None]:
         """Play three exchanges end to end, one in phase 1, and in phase 2 one after describing new clients."""
@@ -231,9 +232,11 @@ class ODPFL(PFedHN):
 
     def _described(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[list[Client]]:
         """Describe those of `clients` that need it; return those for which weights can be generated."""
-        unknown = [c for c in clients if not self._embedded(c) and c.row not in self._descriptors]
-        yield from self._describe(turn, unknown, keep=False)
-        return [client for client in clients if self._embedded(client) or client.row in self._descriptors]
+        yield from self._describe(turn, [c for c in clients if not self._has_weights(c)], keep=False)
+        return [client for client in clients if self._has_weights(client)]
+
+    def _has_weights(self, client: Client) -> bool:
+        return self._embedded(client) or (client.row in self._descriptors and client.row not in self._stale)
 
     def _describe(self, turn: Turn, clients: Sequence[Client], keep: bool) -> Exchanges[None]:
         """Ask clients for their descriptors. With `keep`, they will also be asked for the encoder's gradient."""
@@ -258,6 +261,7 @@ class ODPFL(PFedHN):
         )
         for client, result in answers:
             self._descriptors[client.row] = result.weights.values
+            self._stale.discard(client.row)
             if not self._embedded(client):  # novel clients too, so that the stored table comes from one encoder
                 with torch.no_grad():
                     self.learner.table.weight[client.row] = result.weights.values

@@ -266,7 +266,8 @@ class PFedHN(Algorithm):
         """Move the network for all by every client's n-th part of its change; return what is left to learn."""
         left: list[Reply] = []
         for head, group in by_size(replies):
-            step = torch.stack([reply.delta for reply in group]).sum(0) / len(self._rows_of(head))
+            of_head = {*self._rows_of(head), *(reply.row for reply in group)}  # one may have come back in another size
+            step = torch.stack([reply.delta for reply in group]).sum(0) / len(of_head)
             self.learner.hypernetwork.move_start(head, step)
             left += [replace(reply, delta=reply.delta - step) for reply in group]
         return sorted(left, key=lambda reply: reply.row)

@@ -31,7 +31,7 @@ from hyperbloom.common.files.storage import FileState, claim, file_state, write_
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import Scope
 
-LONGEST_RUN_ID = 200
+LONGEST_RUN_ID = 200  # bytes
 MOST_RUNS = 500
 """Most runs of which a client keeps personal parts, and models with which it was scored."""
 
@@ -145,12 +145,13 @@ class ClientState:
             now = {name: one for name, one in known.items() if name != old}
             now[server] = {"secret": secret, "address": address}
             if now != known:
-                write_json(path, {"secrets": now}, mode=0o600)
+                with _disk():
+                    write_json(path, {"secrets": now}, mode=0o600)
             return secret
         except (ValueError, KeyError, TypeError, AttributeError):
             raise HyperbloomError(
-                f"{path} is damaged: expected JSON with secrets. Restore it from a backup, or move it away and ask "
-                "the server's operator to admit this client anew"
+                "identity.json in the client's state folder is damaged: expected JSON with secrets. Restore it from a "
+                "backup, or move it away and ask the server's operator to admit this client anew"
             ) from None
 
     def personal_file(self, run_id: str) -> FileState:
@@ -165,18 +166,18 @@ class ClientState:
         Raises:
             HyperbloomError: the file is damaged or belongs to another architecture.
         """
-        path = self._personal_path(scope.run_id)
+        file, how = self._personal_path(scope.run_id), "move it away to start from fresh weights"
         try:
             found = self._personal(scope.run_id).find(scope)
             if found is None:
                 return None
-            path = found
-            metadata, tensors = _read(path)
+            file = found
+            metadata, tensors = _read(file)
         except (SafetensorError, OSError, ValueError) as error:
-            raise HyperbloomError(f"{path} is unreadable ({error}); move it away to start from fresh weights") from None
+            raise HyperbloomError(f"{self._named(file)} is unreadable ({_why(error)}); {how}") from None
         values = tensors.get("values")
         if metadata.get("layout") != layout.digest or values is None or values.shape != (layout.numel,):
-            raise HyperbloomError(f"{path} belongs to another architecture; move it away to start from fresh weights")
+            raise HyperbloomError(f"{self._named(file)} belongs to another architecture; {how}")
         return values, tensors.get("momentum")
 
     def save_personal(self, scope: Scope, layout: Layout, values: Tensor, momentum: Tensor | None = None) -> None:
@@ -240,6 +241,10 @@ class ClientState:
     def _residual(self, run_id: str) -> Versioned:
         return Versioned(self.residual_path, self._earlier, f"residual-{_file_name(run_id)}")
 
+    def _named(self, path: Path) -> str:
+        """Return a file's name in this folder: servers read the texts of errors, and a path has a user's name."""
+        return f"{path.relative_to(self.folder)} in the client's state folder"
+
     def _personal_path(self, run_id: str) -> Path:
         return self.folder / "personal" / f"{_file_name(run_id)}.safetensors"
 
@@ -252,7 +257,12 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def _file_name(run_id: str) -> str:
     """Return a run's id, which servers choose; WireError if it is too long, or would lead out of the folder."""
-    if not run_id.strip(".") or Path(run_id).name != run_id or "\0" in run_id or len(run_id) > LONGEST_RUN_ID:
+    if (
+        not run_id.strip(".")
+        or Path(run_id).name != run_id
+        or "\0" in run_id
+        or len(os.fsencode(run_id)) > LONGEST_RUN_ID
+    ):
         raise WireError(f"run_id: expected the name of a run, found {run_id[:60]!r}")
     return run_id
 
@@ -269,5 +279,8 @@ def _disk() -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or type(error).__name__
-        raise HyperbloomError(f"the client cannot write its state: {why}") from error
+        raise HyperbloomError(f"the client cannot write its state: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or type(error).__name__

@@ -20,7 +20,6 @@ from hyperbloom.client.link.connection import WAIT_S, Connection
 from hyperbloom.client.link.pacer import Pacer
 from hyperbloom.client.link.server import FOR_NOW, REASONS, UNKNOWN_NODE, Link, explanation, refusal, speaks_tls
 from hyperbloom.common.errors import RefusedError
-from hyperbloom.common.program.importing import describe
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.common.wire.orders import Notice
 from hyperbloom.common.wire.pack import unpack
@@ -110,7 +109,8 @@ def _answer(app: App, message: Message, context: Context, connection: Connection
         raise
     except Exception as error:
         log.exception("%s failed: %s", message.metadata.message_type, error)
-        reply = Message(Error(failed, describe(error)), reply_to=message)
+        # The text of an error that nobody expected may have a path, or what stands in the data.
+        reply = Message(Error(failed, f"{type(error).__name__}; its own log says more"), reply_to=message)
     connection.send(reply, time.perf_counter() - start)
 
 

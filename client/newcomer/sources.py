@@ -91,9 +91,11 @@ class Sources:
         return classes == offer.num_classes or names == tuple(map(str, range(classes)))
 
     def class_names(self, offer: Offer) -> tuple[str, ...]:
-        """Return the names of the classes; they are numbers unless the data name all of them."""
+        """Return the names of the classes; they are numbers unless the data or the schema name all of them."""
         if self.data is not None and self.data.num_classes == offer.num_classes:
             return self.data.class_names
+        if self.schema is not None and len(self.schema.classes) == offer.num_classes:
+            return self.schema.classes
         return tuple(map(str, range(offer.num_classes)))
 
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -30,6 +31,10 @@ log = logging.getLogger("hyperbloom.client")
 
 LOADED_CLIENTS = 256
 """Virtual clients of one process whose data stay loaded. Data of others are read again when they are needed."""
+
+
+MOST_SCHEMAS = 10
+"""Schemas by which servers may read a client's table, over all its runs and restarts."""
 
 
 class Client:
@@ -97,6 +102,8 @@ class Client:
             wanted = own if text is None else read_schema(text, "the server's schema")
             assert wanted is not None
             first = self._handed = self._handed or wanted
+            if text is not None and own is None:
+                self._count(wanted)
             if own is None and (why := difference(first.scaled(wanted.scales), wanted)):
                 raise DataError(f"the server has handed out another schema before: {why}; start the client anew")
             if wanted == self.schema and self.settings.source.schema is not None:
@@ -115,6 +122,15 @@ class Client:
             raise RefusedError(
                 "the table does not fit the server's schema; the client's log says where", reason=Reason.UNFIT
             ) from None
+
+    def _count(self, schema: Schema) -> None:
+        """Keep the digest of a schema that a server hands out; DataError for one more than `MOST_SCHEMAS`, ever."""
+        path = self.settings.folder / "schemas.txt"
+        digest = sha256(schema.scaled(dict.fromkeys(schema.open, (None, None))).text.encode()).hexdigest()
+        known = {*path.read_text(encoding="utf-8").split()} if path.exists() else set[str]()
+        if len(known | {digest}) > MOST_SCHEMAS:
+            raise DataError(f"servers have handed out {len(known)} schemas; delete {path} if you trust this one")
+        write_bytes(path, "\n".join(sorted(known | {digest})).encode(), mode=0o600)
 
     def task_for(self, name: str | None) -> Task:
         """Return the task that a run names, or that of the labels; RefusedError if the labels are not for it."""

@@ -45,6 +45,8 @@ class _Trial:
 def compare(client: Client, order: CompareOrder) -> CompareResult:
     """Compare with training alone, tell this client's user, and keep the best model for `flower-client export`."""
     sgd = order.sgd
+    if not order.metrics:
+        raise WireError("order: expected metrics to compare by")
     if min(order.rounds, sgd.steps, sgd.batch_size) < 1 or order.rounds * sgd.steps > MOST_COMPARED:
         raise WireError(f"order: expected 1 to {MOST_COMPARED} steps, found {order.rounds} rounds of {sgd.steps}")
     count_score(client, order, loaded_network(client, order.target, order.weights).module)

@@ -105,8 +105,9 @@ def _moments_of(values: Tensor, client: Client) -> list[float]:
             kept[key] = [told, mean + one * std, std * math.exp(other / math.sqrt(2))]
             write_json(path, kept, mode=0o600)
         return [float(each) for each in kept[key]]
-    except (ValueError, TypeError) as error:
-        raise HyperbloomError(f"{path} is damaged; restore it from a backup ({error})") from None
+    except (OSError, ValueError, TypeError) as error:  # without the path, which the server would read
+        why = f"cannot be used ({getattr(error, 'strerror', None) or 'it is damaged'}); restore it from a backup"
+        raise HyperbloomError(f"{path.name} in the client's state folder {why}") from None
 
 
 def describe_model(

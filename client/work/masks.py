@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import Client, identity_of
 from hyperbloom.client.work.training import train
-from hyperbloom.common.errors import HyperbloomError, WireError
+from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Aligned
 from hyperbloom.common.reasons import Reason
@@ -229,15 +229,12 @@ class SecureRound:
 
         Raises:
             WireError: the parts of the sum do not fit the trained tensors.
-            HyperbloomError: the training diverged, which nobody could see in the sum.
         """
         if result.weights is None or order.weights is None:
             raise WireError("order: expected weights to sum")
         layout = result.weights.layout
         sent = order.weights.part(layout)
         change = (result.weights.values.double() - sent.double()).numpy()
-        if not np.isfinite(change).all():
-            raise HyperbloomError("training diverged (not finite); lower local.learning_rate", reason=Reason.DIVERGED)
         scale = self._agreement.scale
         weight, beyond = scale.weight(examples), int((np.abs(change) > scale.bound).sum())
         if beyond:

@@ -1,5 +1,6 @@
 """The handler of a training order."""
 
+import logging
 import math
 import time
 from dataclasses import replace
@@ -14,11 +15,14 @@ from hyperbloom.common.config import MOST_STEPS
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.methods import Aligned
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.secrecy.masks import LARGEST_LOSS_SUMMED
 from hyperbloom.common.secrecy.noise import release
 from hyperbloom.common.wire.exchanges import FitOrder, FitResult
 from hyperbloom.common.wire.masks import MaskedOrder
 from hyperbloom.common.wire.orders import REPLIES, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import LARGEST_NORM, Weights
+
+log = logging.getLogger("hyperbloom.client")
 
 
 @enough_memory()
@@ -63,21 +67,30 @@ def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:
 
 
 def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, seconds: float) -> TrainResult:
-    """Keep the private part of the trained network, and return the result that the order asks for."""
+    """Keep the private part of the trained network, and return the result that the order asks for.
+
+    Whether a training diverges depends on the examples, and a server that chooses weights and rates can read them off
+    it, one question at a time. So where the examples are hidden a diverged training has changed nothing.
+    """
     network.holds = None  # when several train at once, an earlier one has set it
-    hidden = order.noise is not None or order.quiet or client.releases.bounded
+    hidden = order.noise is not None or order.quiet or client.releases.bounded or isinstance(order, MaskedOrder)
     norms = (float(part.values.norm()) for part in (network.shared, network.personal))  # the loss is a step older
-    if not math.isfinite(loss) or not all(norm <= LARGEST_NORM for norm in norms):
-        shown = "" if hidden or isinstance(order, MaskedOrder) else f" (loss {loss})"  # it depends on the examples
+    diverged = not math.isfinite(loss) or not all(norm <= LARGEST_NORM for norm in norms)
+    if diverged:
         task, how = client.train_data.task, "lower local.learning_rate"
         if task.standardises and not task.spec.std:
             how += ", or set target_moments (or --disclose-moments) for the numbers to learn"
-        raise HyperbloomError(f"training diverged{shown}; {how}", reason=Reason.DIVERGED)
-    keep_personal(client, order.scope, network)
+        if not hidden:
+            raise HyperbloomError(f"training diverged (loss {loss}); {how}", reason=Reason.DIVERGED)
+        log.warning("training diverged, and the server is not told: it sees no change from this client; %s", how)
+        loss = LARGEST_LOSS_SUMMED  # so that the mean of a sum shows it
+    else:
+        keep_personal(client, order.scope, network)
     reply, encoded = None, None
     if order.reply != "nothing" and order.weights is not None:
-        trained, layout = network.shared.values.cpu(), network.shared.layout
+        layout = network.shared.layout
         sent = order.weights.part(layout)
+        trained = sent if diverged else network.shared.values.cpu()
         if order.noise is not None:  # the code below must see only the noisy change
             trained = sent + release(trained - sent, order.noise.clip, order.noise.scale)
         if order.codec is None:

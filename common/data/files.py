@@ -4,6 +4,7 @@ import importlib
 import os
 import shutil
 import tempfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from hyperbloom.common.errors import DataError
 _UNREADABLE = (
     *(OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error),
     *(NotImplementedError, RuntimeError),  # a zip of an unknown version or method, or with a password
+    *(SyntaxError, tokenize.TokenError, MemoryError),  # a damaged header of an array
 )
 
 

@@ -175,7 +175,9 @@ def build_pool(
     if len(names) < least or (len(names) > least and train.labels.dtype.kind == "f"):
         raise DataError(f"{name}: expected a name for each of {least} classes, found {len(names)}")
     check_groups(name, (train, val, test))
-    return replace(pool, class_names=names)
+    # They stand in model folders and on terminals; spreadsheets have spaces that do not break.
+    shown = ("".join(letter if letter.isprintable() else " " for letter in each) for each in names)
+    return replace(pool, class_names=tuple(shown))
 
 
 def check_groups(name: str, portions: Sequence[Portion]) -> None:

@@ -94,7 +94,7 @@ def _csv(path: Path) -> tuple[list[str], list[list[str]]]:
             file.seek(0)
             bare = re.sub('"[^"]*"', "", first)
             delimiter = "," if "," in bare else max(";\t", key=bare.count)
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file, delimiter=delimiter) if row]
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file, delimiter=delimiter, strict=True) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: expected cells between commas, semicolons or tabs in UTF-8, found: {error}") from None
     columns, *cells = rows or [[]]

@@ -32,6 +32,9 @@ LONGEST_LAYOUT = 2**22
 LONGEST_REASON = 300
 """Characters that the server keeps of a client's error text."""
 
+LARGEST = torch.finfo(torch.float32).max
+"""Largest number of a message: torch multiplies tensors of float32 by no larger ones."""
+
 LONGEST_TENSOR_NAME, MOST_DIMENSIONS, LONGEST_SIDE = 1000, 16, 2**40
 
 _KEY, FAILED = "hyperbloom", "hyperbloom.failed"
@@ -185,8 +188,9 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
         value = float(value)
     if type(value) is not kind:
         raise WireError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
-    if kind is float and not math.isfinite(value):
-        raise WireError(f"{where}: expected a finite number, found {value}")
+    if kind is float and not abs(value) <= LARGEST:
+        expected = f"at most {LARGEST:.1e} in size" if math.isfinite(value) else "a finite number"
+        raise WireError(f"{where}: expected {expected}, found {value}")
     return value
 
 

@@ -189,10 +189,12 @@ def _better(best: Selection | None, number: int, evaluation: Evaluated | None) -
     metric = evaluation.names[0]
     scale = scale_of(metric)
     rank = evaluation.rank or (0, metrics["val_mean"] if scale.rises else -metrics["val_mean"])
-    if best is not None and rank <= best.rank:
-        return best
     values = {name: result.test.value(metric) for name, result in evaluation.scores.items()}
     shown = {name: scale.factor * value for name, value in values.items() if value is not None}
+    if best is not None:  # one that reached less than half of the clients of the other says little beside it
+        few, many = 2 * len(shown) < len(best.test_accuracy), len(shown) > 2 * len(best.test_accuracy)
+        if few or (rank <= best.rank and not many):
+            return best
     return Selection(number, metrics, shown, rank, metric, evaluation.counts())
 
 

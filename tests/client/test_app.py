@@ -20,9 +20,10 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.newcomers import Delivery
 from hyperbloom.common.wire.orders import Failed, Greeting, Introduction, Notice, Order, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack_answer
+from hyperbloom.common.wire.weights import Weights
 
 from .newcomer.offers import offer
-from .orders import Worker, change, train_order
+from .orders import FULL, Worker, change, evaluate_order, train_order
 
 NODE = 5
 MakeWorker = Callable[..., Worker]
@@ -98,6 +99,14 @@ def test_an_order_that_cannot_be_carried_out_is_answered_with_a_reason(
     strict = Worker(replace(worker.settings, min_noise=1.0))
     forbidden = ask(strict, train_order())
     assert isinstance(forbidden, Failed) and forbidden.reason is Reason.FORBIDDEN
+
+
+def test_a_score_that_no_server_takes_is_a_model_that_has_diverged(make_worker: MakeWorker) -> None:
+    """Else the server would take it for a lie, and the client into quarantine."""
+    huge = Weights(FULL, torch.full((FULL.numel,), 1e30))
+    answer = ask(make_worker("ward-7"), evaluate_order(weights=huge))
+    assert isinstance(answer, Failed) and answer.reason is Reason.DIVERGED
+    assert "expected a loss of 0 to 1e+30" in answer.text and "scale the inputs" in answer.text
 
 
 def test_content_that_is_no_order_is_answered_with_a_reason(make_worker: MakeWorker) -> None:

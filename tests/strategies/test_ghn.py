@@ -449,6 +449,20 @@ def test_layer_types_that_make_the_hypernetwork_too_large_together_are_refused_w
     made.serves(second, [])
 
 
+def test_layer_types_that_a_client_has_left_count_as_long_as_the_hypernetwork_has_them() -> None:
+    """Else one client that comes back with other types each time would take all memory."""
+    made = make_algorithm(config(models=(), options=SMALL | {"max_parameters": 60_000}))
+    first, second = own("a", types=("linear 100,100 wb",)), own("a", types=("linear 100,101 wb",))
+    roster, admission = Roster(), Admission(made.config, made)
+    admission.check(first, roster)
+    client, _ = roster.admit(2, first)
+    made.build(made.settle(first))
+    made.join(client, first=True)
+    with pytest.raises(RefusedError, match="at most 60,000 parameters"):
+        made.serves(second, [])
+    made.serves(first, [])
+
+
 def test_the_size_is_measured_once_for_each_model_however_many_clients_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
     sketch = GraphHypernetwork.sketch

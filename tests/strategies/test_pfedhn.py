@@ -386,6 +386,21 @@ def test_each_size_has_a_network_for_all_of_its_own_clients() -> None:
         torch.testing.assert_close(algorithm.common(client).values, expected)
 
 
+def test_a_reply_counts_for_the_size_it_was_ordered_for_though_its_client_has_another_now() -> None:
+    """It was the only client of its size: a mean over none would make the whole hypernetwork useless."""
+    algorithm = built(clients=2, sizes=("S", "M"), options={"hidden_dim": 8})
+    small, large = Client("a", 0, DIGITS), Client("b", 1, replace(DIGITS, size="M"))
+    small = replace(small, about=replace(DIGITS, size="S"))
+    algorithm.join(small, first=False)
+    algorithm.join(large, first=True)
+    before, delta = algorithm.learner.hypernetwork.start("M").clone(), torch.ones(algorithm.layout(large).numel)
+    reply = reply_of(algorithm, large, delta)
+    algorithm.join(replace(large, about=small.about), first=False)
+    algorithm.learn([reply])
+    torch.testing.assert_close(algorithm.learner.hypernetwork.start("M"), before + 1)
+    assert all(bool(values.isfinite().all()) for values in algorithm.state().values())
+
+
 def test_clients_that_keep_their_heads_have_no_network_for_all() -> None:
     algorithm = built(strategy="pfedhn-pc", options={"hidden_dim": 8})
     assert algorithm.common(Client("a", 0, DIGITS)) is None

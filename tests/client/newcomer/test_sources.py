@@ -84,6 +84,10 @@ def test_tables_with_and_without_labels_are_read_by_the_servers_schema(tmp_path:
         assert isinstance(description, Description), one.failure
         torch.testing.assert_close(description.weights.values, expected(made, inputs), rtol=0, atol=1e-5)
         assert one.sources.schema == schema
+    named = SCHEMA.replace('"columns"', '"classes": ["well", "sick"], "columns"')
+    bare = newcomer(tmp_path, DataSpec(str(tmp_path / "bare.csv")))
+    assert isinstance(bare.describe(replace(made, schema=named)), Description)
+    assert bare.sources.class_names(made) == ("well", "sick")
 
 
 def test_another_schema_than_the_servers_is_told(tmp_path: Path) -> None:

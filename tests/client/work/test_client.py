@@ -17,7 +17,7 @@ import torch
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import evaluation, methods
-from hyperbloom.client.work.client import LOADED_CLIENTS, Client, client_for
+from hyperbloom.client.work.client import LOADED_CLIENTS, MOST_SCHEMAS, Client, client_for
 from hyperbloom.client.work.introduction import introduce
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import DataError, HyperbloomError, RefusedError
@@ -215,7 +215,10 @@ def test_noise_that_is_lost_is_not_drawn_anew(tmp_path: Path, damaged: str) -> N
     first = introduce(worker, greeting).moments
     whole = path.read_bytes()
     path.write_text(damaged)
-    with pytest.raises(HyperbloomError, match=r"moments\.json is damaged; restore it from a backup"):
+    with pytest.raises(
+        HyperbloomError,
+        match=r"^moments\.json in the client's state folder cannot be used \(it is damaged\); restore it",
+    ):
         introduce(worker, greeting)
     path.write_bytes(whole)
     assert introduce(worker, greeting).moments == first
@@ -248,6 +251,21 @@ def test_a_server_may_not_go_through_schemas(tmp_path: Path, caplog: pytest.LogC
         caplog.clear()
     introduce(worker, Greeting("1", schema=first.replace('"number"', '"number", "mean": 3.0, "std": 2.0')))
     assert "another schema" not in caplog.text, "scales that all clients have told are no other schema"
+
+
+def test_nor_may_a_server_that_makes_the_client_start_again_and_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ClientSettings("a", DataSpec(table(tmp_path), label="ill"), "cpu", state_dir=tmp_path / "a")
+    schemas = [SCHEMA.replace('"number"', f'"number", "missing": ["{each}"]') for each in range(MOST_SCHEMAS + 1)]
+    for _ in range(2):  # the same ones again are no others
+        for schema in schemas[:-1]:
+            with suppress(RefusedError):
+                introduce(Client(settings), Greeting("1", schema=schema))
+    assert f"handed out {MOST_SCHEMAS} schemas" not in caplog.text
+    with pytest.raises(RefusedError):
+        introduce(Client(settings), Greeting("1", schema=schemas[-1]))
+    assert f"servers have handed out {MOST_SCHEMAS} schemas; delete {tmp_path}" in caplog.text
 
 
 def test_moments_count_as_changes_and_few_values_have_none(tmp_path: Path) -> None:

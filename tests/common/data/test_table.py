@@ -85,6 +85,21 @@ def test_a_name_in_quotes_says_nothing_of_what_stands_between_cells(tmp_path: Pa
     assert read_cells(tmp_path / "t.csv") == {"dose; mg; ml": ["5"], "age": ["60"]}
 
 
+def test_a_quote_that_is_not_closed_takes_no_rows_with_it(tmp_path: Path) -> None:
+    rows = ["x,y", *(f'"{row} inch,a' if row in (4, 34) else f"{row},b" for row in range(40))]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    with pytest.raises(
+        DataError, match="expected cells between commas, semicolons or tabs in UTF-8, found: ',' expected"
+    ):
+        read_cells(tmp_path / "t.csv")
+
+
+def test_names_of_classes_can_be_printed(tmp_path: Path) -> None:
+    """Spreadsheets have spaces that do not break, and a model folder with such names would not be read."""
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{row}.5,grade\xa0{'I' * (1 + row % 2)}\n" for row in range(30)))
+    assert load_client_data(DataSpec(str(tmp_path / "t.csv"), label="y")).class_names == ("grade I", "grade II")
+
+
 def test_what_else_is_missing_is_said_by_the_schema(tmp_path: Path) -> None:
     column = {"name": "age", "kind": "number", "mean": 60.0, "std": 10.0, "missing": ["50"]}
     schema = load_schema(schema_file(tmp_path, columns=[column]))

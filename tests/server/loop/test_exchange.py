@@ -464,7 +464,7 @@ LENGTHS = "TrainResult.weights.tensors: expected names and whole lengths from 0"
 MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
     "loss": ({"loss": math.nan}, "TrainResult.loss: expected a finite number, found nan"),
     "negative loss": ({"loss": -1.0}, "loss: expected 0 to 1e+30, found -1.0"),
-    "huge loss": ({"loss": 1e300}, "loss: expected 0 to 1e+30, found 1e+300"),
+    "huge loss": ({"loss": 1e31}, "loss: expected 0 to 1e+30, found 1e+31"),
     "infinite": ({"seconds": math.inf}, "TrainResult.seconds: expected a finite number"),
     "type": ({"loss": "low"}, "TrainResult.loss: expected float, found str"),
     "absent": ({"seconds": None}, "TrainResult.seconds is missing"),
@@ -590,6 +590,13 @@ def test_everyone_is_evaluated_on_its_own_weights_and_scores_are_kept_by_name() 
     )
 
 
+class Lie(EvaluateResult):
+    """A result that its client does not check."""
+
+    def check(self) -> None:
+        """Find nothing wrong."""
+
+
 @pytest.mark.parametrize(
     ("bad", "text"),
     [
@@ -597,13 +604,13 @@ def test_everyone_is_evaluated_on_its_own_weights_and_scores_are_kept_by_name() 
         (scored((1, 10, 0.5), (-1, 10, 0.25)), "test: expected accuracy from 0 to 1, found -0.1"),
         (scored((1, 10, 0.5), (90, 101, 0.25)), "expected at most the validation and test examples that it said"),
         (scored((1, 10, -0.5), (9, 10, 0.25)), "val: expected a loss of 0 to"),
-        (scored((1, 10, 0.5), (9, 10, 1e300)), "test: expected a loss of 0 to"),
+        (scored((1, 10, 0.5), (9, 10, 1e31)), "test: expected a loss of 0 to"),
         (scored((0, 0, 0.5), (9, 10, 0.25)), "val: expected examples, found 0"),
         (scored((1, 10, math.nan), (9, 10, 0.25)), "EvaluateResult.val.loss: expected a finite number"),
     ],
 )
 def test_impossible_scores_are_refused_and_do_not_count(bad: EvaluateResult, text: str) -> None:
-    made, _ = federation({EvaluateOrder: lambda name, order: (SCORES | {"b": bad})[name]})
+    made, _ = federation({EvaluateOrder: lambda name, order: (SCORES | {"b": Lie(**vars(bad))})[name]})
     outcome = made.evaluate()
     assert outcome.lied == list(outcome.refused) == ["b"] and text in outcome.refused["b"].text
     assert outcome.evaluation is not None

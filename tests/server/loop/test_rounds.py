@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.wire.orders import EvaluateOrder
+from hyperbloom.common.wire.pack import unpack
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.listener import Listener
@@ -141,6 +143,32 @@ def test_patience_counts_evaluations_and_a_tie_is_not_better(
     asked = {message.metadata.message_type for _, message in run.grid.sent}
     assert asked >= {"train", "evaluate"} and len(run.entries("evaluate", "a")) == 2 * 4
     assert said.texts == [f"validation accuracy has not become better for 2 evaluations: round {last} was the last"]
+
+
+@pytest.mark.parametrize(
+    ("reached", "selected"),
+    [
+        (["a", "abcd"], 2),  # one client of four, which is right in all, says little beside a worse mean of all
+        (["abcd", "a"], 1),
+        (["ab", "abcd"], 1),  # half of them do say something
+        (["abcd", "ab"], 2),
+    ],
+)
+def test_an_evaluation_that_reached_few_clients_is_not_selected_before_one_of_many(
+    crew: Callable[..., Crew], reached: list[str], selected: int
+) -> None:
+    run = everyone(crew(clients=4, cohort=4, rounds=2, eval_every=1), *"abcd")
+    run.accuracy = lambda name, number: 10 if len(reached[number - 1]) < 4 else 5
+
+    def answer(name: str, message: Message) -> RecordDict | Error:
+        unreached = (
+            message.metadata.message_type == "evaluate"
+            and name not in reached[unpack(EvaluateOrder, message.content).scope.round - 1]
+        )
+        return Error(4, "unavailable") if unreached else run.sound(name, message)
+
+    run.answer = {name: partial(answer, name) for name in "abcd"}
+    assert run.run().round == selected
 
 
 def test_when_all_are_late_the_next_round_waits_for_one_of_them(crew: Callable[..., Crew], clock: Clock) -> None:
