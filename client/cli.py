@@ -48,18 +48,10 @@ _FLAGS = [
     ),
     *section(
         "What leaves this machine",
-        Flag(
-            "--disclose-class-shares",
-            "tell the server the shares of the classes (only strategies with fixed descriptors ask for them)",
-            is_flag=True,
-        ),
+        Flag("--disclose-class-shares", "tell the shares of the classes, if a strategy asks for them", is_flag=True),
         Flag("--disclose-moments", "tell means and deviations: of numbers to learn, unscaled columns", is_flag=True),
         Flag("--moments-noise", "with noise of so many standard errors", type=float, show_default="none"),
-        Flag(
-            "--disclose-counts",
-            "send the counts behind each score (answers by class, scores in bins), for figures over all clients",
-            is_flag=True,
-        ),
+        Flag("--disclose-counts", "send the counts behind each score, for figures over all clients", is_flag=True),
         Flag("--disclose-gain", "tell the server what it gains this client over training alone", is_flag=True),
         Flag(
             "--min-noise",
@@ -67,11 +59,7 @@ _FLAGS = [
             "norm that they are clipped to (flower-server --dp-clients)",
             type=float,
         ),
-        Flag(
-            "--min-masked",
-            "send changes only under masks, in sums of at least so many clients (flower-server --secure-aggregation)",
-            type=int,
-        ),
+        Flag("--min-masked", "send changes only in secure sums of at least so many clients", type=int),
         Flag(
             "--peers",
             "with secure aggregation: add changes only to those of clients whose key's fingerprint is in this text "
@@ -80,15 +68,12 @@ _FLAGS = [
         ),
         Flag(
             "--max-changes",
-            "send at most so many changes, over all runs",
+            "send at most so many changes, ever",
             type=int,
-            show_default="1000 with --min-noise or --min-masked, else any number",
+            show_default="1000 with --min-..., else any",
         ),
         Flag(
-            "--max-scores",
-            "tell at most so many scores of models that training on this machine has shaped, over all runs",
-            type=int,
-            show_default="none with --min-noise or --min-masked, else any number",
+            "--max-scores", "tell at most so many scores, ever", type=int, show_default="none with --min-..., else any"
         ),
     ),
 ]

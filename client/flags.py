@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.errors import ConfigError, printable
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, section
 from hyperbloom.common.program.plain import check_insecure
 
@@ -133,6 +133,5 @@ def log_to(name: str, verbose: bool) -> None:
 
 def _make_printable(record: logging.LogRecord) -> bool:
     """Replace control characters, as a text may come from a server; a defect's traceback stays as it is."""
-    text = record.getMessage()
-    record.msg, record.args = "".join(letter if letter.isprintable() else " " for letter in text), ()
+    record.msg, record.args = printable(record.getMessage()), ()
     return True

@@ -87,6 +87,11 @@ class DiskError(HyperbloomError):
     exit_code = 6
 
 
+def printable(text: str) -> str:
+    """Return a text from elsewhere as it may stand on a terminal: with spaces for control characters."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def attempt(function: Callable[..., T], *arguments: object) -> T | Exception:
     """Return what a function returns, or the exception that it raises, so that one failure does not stop others."""
     try:

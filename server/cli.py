@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.errors import ConfigError, printable
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, command, execute, given, names, section
 from hyperbloom.common.program.plain import is_loopback
 from hyperbloom.common.program.signals import terminate_as_interrupt
@@ -277,13 +277,12 @@ def advise(ctx: click.Context, /, run: Path | None, **flags: Any) -> None:
     from hyperbloom.server.pages.report import write_report
     from hyperbloom.server.runs.advice import advise_on
     from hyperbloom.server.runs.lines import ADVICE
-    from hyperbloom.server.watch.board import plain_text
 
     assert folder
     advice = advise_on(folder, not run or flags["own_code"])
     write_json(folder / ADVICE, vars(advice))
     write_report(folder)
-    print(f"\nadvice: {advice.strategy}", *map(plain_text, advice.says), sep="\n- ")
+    print(f"\nadvice: {advice.strategy}", *map(printable, advice.says), sep="\n- ")
 
 
 def _probe(flags: dict[str, Any]) -> dict[str, Any]:

@@ -86,11 +86,12 @@ class _GraphStrategy(Algorithm):
         for told in models:
             types |= self.types_of(told)
         try:
-            GraphHypernetwork.sketch(types | self._grown, self.settings, self.options.max_parameters)
+            GraphHypernetwork.sketch(types | self.known_types, self.settings, self.options.max_parameters)
         except ModelError as error:
             raise RefusedError(f"with its layer types: {error}; raise options.max_parameters to allow it") from None
 
-    _grown: Set[LayerType] = frozenset()  # layer types that the hypernetwork has, of clients that have left them, too
+    known_types: Set[LayerType] = frozenset()
+    """The layer types of the hypernetwork: all that any client has ever disclosed."""
 
     def types_of(self, about: Introduction) -> set[LayerType]:
         """Return the layer types that a client discloses; a RefusedError if it discloses none or they do not exist."""
@@ -118,13 +119,9 @@ class _GraphStrategy(Algorithm):
         self._grow(self.types_of(client.about))
 
     def _grow(self, types: Set[LayerType]) -> None:
-        self._grown |= types
+        self.known_types |= types
         self.hypernetwork.grow(types)
         self.hypernetwork.to(self.device)
-
-    def known_types(self) -> set[LayerType]:
-        """Return the layer types that any client has disclosed."""
-        return {LayerType.parse(part) for part in self.hypernetwork.parts() if part != SHARED}
 
     def recipe(self, number: int) -> Recipe:
         """Refine the head before an evaluation, as the paper does at inference, at the mean rate of local training."""
@@ -207,7 +204,7 @@ class GHN(_GraphStrategy):
 
     def round(self, turn: Turn) -> Exchanges[None]:
         """Let the cohort train the parts. Raise a CohortError if no layer type is known."""
-        if not self.known_types():
+        if not self.known_types:
             raise CohortError(
                 "every client joined with --disclose all-types, and no layer type is known; let one that has the same "
                 "join with --disclose types, or start from a run that knows them (--init-from)"
@@ -225,7 +222,7 @@ class GHN(_GraphStrategy):
     def layout(self, client: Client) -> Layout:
         """Return the layout of the shared part and of the client's layer types, or of all parts if it asks for them."""
         wants_all = client.about.types == ALL_TYPES and client.about.graph is None
-        return self.hypernetwork.layout(self.known_types() if wants_all else self.types_of(client.about))
+        return self.hypernetwork.layout(self.known_types if wants_all else self.types_of(client.about))
 
     def learn(self, updates: Sequence[Update]) -> None:
         """Average each part over the clients that trained it, by number of training examples."""

@@ -17,7 +17,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import safetensors
@@ -111,6 +111,8 @@ class ClientState:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            with suppress(PermissionError):  # another user's, who has made it for this one
+                self.folder.chmod(0o700)
             opened = (self.folder / "lock").open("a+")
         except OSError as error:
             raise ConfigError(f"--state-dir: cannot use {self.folder}: {error.strerror}") from None

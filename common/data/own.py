@@ -11,7 +11,7 @@ from hyperbloom.common.data.draws import IntArray, generator, hold_out, three_pa
 from hyperbloom.common.data.labels import as_labels
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
-from hyperbloom.common.errors import DataError
+from hyperbloom.common.errors import DataError, printable
 
 CHANNELS = (1, 3, 4)
 
@@ -175,9 +175,7 @@ def build_pool(
     if len(names) < least or (len(names) > least and train.labels.dtype.kind == "f"):
         raise DataError(f"{name}: expected a name for each of {least} classes, found {len(names)}")
     check_groups(name, (train, val, test))
-    # They stand in model folders and on terminals; spreadsheets have spaces that do not break.
-    shown = ("".join(letter if letter.isprintable() else " " for letter in each) for each in names)
-    return replace(pool, class_names=tuple(shown))
+    return replace(pool, class_names=tuple(map(printable, names)))  # spreadsheets have spaces that do not break
 
 
 def check_groups(name: str, portions: Sequence[Portion]) -> None:

@@ -19,7 +19,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from hyperbloom.common.compression import Codec
-from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.errors import ConfigError, WireError, printable
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Method
 from hyperbloom.common.reasons import Reason
@@ -81,7 +81,7 @@ def unpack_answer(kind: type[MessageT], content: RecordDict) -> MessageT | Faile
 
 def shown(text: str) -> str:
     """Return what a client says as it may stand in a log or on a terminal: printable, and not too long."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST_REASON])
+    return printable(text[:LONGEST_REASON])
 
 
 def weigh(content: RecordDict) -> int:

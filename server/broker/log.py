@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
 
-from hyperbloom.common.errors import attempt
+from hyperbloom.common.errors import attempt, printable
 
 AGAIN_AFTER_S = 60.0
-MOST = 1000  # different lines remembered
+MOST, LONGEST = 1000, 300  # different lines remembered, and characters of one of Flower's
 
 _TRACE = {"GRPC_TRACE": "handshaker", "GRPC_VERBOSITY": "info"}
 _GRPC = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ \S+\.(cc|h):\d+\]")
@@ -31,7 +31,7 @@ _NOISE = re.compile(
 _FAILURE = re.compile(r".*CallNextHandshakerLocked: error=(?!OK)(.*)")
 _PEER = re.compile(r".*grpc\.internal\.endpoint_peer_address=([^,}]+)")
 _ADDRESS = re.compile(r"ipv4:([\d.]+):\d+|ipv6:\[([^\]]+)\]:\d+")
-_log = logging.getLogger("hyperbloom.superlink")
+_log, _flower = logging.getLogger("hyperbloom.superlink"), logging.getLogger("flwr")
 
 
 def say(text: str) -> None:
@@ -58,13 +58,15 @@ def follow(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
     with path.open("ab") as file:
         handler, once = _Told(file, tell), _Once()
         _log.addHandler(handler)
-        _log.addFilter(once)
+        for logger in (_log, _flower):
+            logger.addFilter(once)
         try:
             with _standard_error_read(file):
                 yield
         finally:
             _log.removeHandler(handler)
-            _log.removeFilter(once)
+            for logger in (_log, _flower):
+                logger.removeFilter(once)
 
 
 @contextmanager
@@ -105,7 +107,7 @@ def _read_trace(lines: IO[bytes], log: IO[bytes], other: IO[str]) -> None:
 
 
 class _Once(logging.Filter):
-    """Lets each line pass once in `AGAIN_AFTER_S` seconds."""
+    """Lets each line pass once in `AGAIN_AFTER_S` seconds; Flower's are alike if their templates are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,6 +115,8 @@ class _Once(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         text, moment = record.getMessage(), time.monotonic()
+        if record.name == _flower.name:
+            text, record.msg, record.args = str(record.msg), printable(text[:LONGEST]), ()
         if moment - self._said.get(text, -AGAIN_AFTER_S) < AGAIN_AFTER_S:
             return False
         if len(self._said) >= MOST:

@@ -5,7 +5,8 @@ gRPC Python neither reports nor closes connections. So this module looks at the 
 * a connection with refused calls, once its address had `PATIENCE` refused calls within a minute. But `MOST_HELD` such
   calls are answered late in place of that, over a connection that sends `SLOW_BYTES` a second: who waits does not come
   back at once, with another handshake;
-* a connection that has brought no call with a valid key for `SILENT_S` seconds;
+* a connection that has brought no call with a valid key for `SILENT_S` seconds, or in `STRANGER_BYTES` bytes: gRPC
+  keeps headers that do not end, at many times their size;
 * where files run short, the oldest such connections of an address that has more than `MOST_STRANGERS` of them. Not
   otherwise: who is cut off comes back at once, too, and a silent connection costs less than a new one.
 
@@ -14,6 +15,7 @@ gRPC cleans up as after any lost connection. Connections of known clients stay, 
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -33,7 +35,7 @@ from hyperbloom.server.broker.state import MOST_WAITING
 PATIENCE = 10
 MOST_HELD, HELD_S = 256, 5.0
 SO_MAX_PACING_RATE, SLOW_BYTES, NO_LIMIT = 47, 1000, -1  # a constant of Linux that Python does not name
-SILENT_S = 20.0
+SILENT_S, STRANGER_BYTES = 20.0, 2**17  # a handshake, the headers of a call, and one window of its message
 MOST_STRANGERS = 256
 MINUTE_S = 60.0
 
@@ -122,10 +124,11 @@ class Connections:
             crowds[_address(peer)] += 1
             if few and crowds[_address(peer)] == MOST_STRANGERS + 1:
                 say(f"{peer} holds over {MOST_STRANGERS} connections without a call; the oldest are closed")
-            if now - self._opened[peer] > SILENT_S or (few and crowds[_address(peer)] > MOST_STRANGERS):
+            talks = _received(sockets[peer]) > STRANGER_BYTES
+            if talks or now - self._opened[peer] > SILENT_S or (few and crowds[_address(peer)] > MOST_STRANGERS):
                 doomed.add(peer)
         for peer in doomed:
-            _with(sockets[peer], peer, lambda each: each.shutdown(socket.SHUT_RDWR))
+            _with(sockets[peer], peer, _cut)
         freed = self._slowed & self._known & sockets.keys()  # such as of a client whose clock is right now
         for peers, rate in ((slow, SLOW_BYTES), (freed, NO_LIMIT)):
             for peer in peers:
@@ -159,6 +162,13 @@ def _sockets(port: int) -> dict[str, int]:
     return found
 
 
+def _received(descriptor: int) -> int:
+    """Return how many bytes a connection has brought, as Linux counts them (`tcpi_bytes_received`); 0 elsewhere."""
+    with suppress(OSError, AttributeError), _borrowed(descriptor) as each:
+        return int.from_bytes(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)[128:], sys.byteorder)
+    return 0
+
+
 def _peer(connection: socket.socket) -> str:
     """Return a connection's peer as gRPC names it, or "" for other kinds of sockets."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
@@ -178,6 +188,12 @@ def _with(descriptor: int, peer: str, act: Callable[[socket.socket], None]) -> N
                     act(connection)
         finally:
             os.close(copy)
+
+
+def _cut(connection: socket.socket) -> None:
+    """End a connection, and read what has come, which gRPC would go on with."""
+    connection.shutdown(socket.SHUT_RDWR)
+    connection.recv(2**24, socket.MSG_DONTWAIT)
 
 
 def options() -> list[tuple[str, int]]:

@@ -28,7 +28,7 @@ from hyperbloom.server.broker.state import State, state_factory
 from hyperbloom.server.grids.live import LiveGrid
 
 FREE_PORTS = (12_000, 30_000)
-LOOK_EVERY_S = 0.3
+LOOK_EVERY_S = 0.1
 STOPPING_S = 2.0
 
 

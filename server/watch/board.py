@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hyperbloom.common.errors import printable
 from hyperbloom.common.metrics import Scale, scale_of, title_of
 from hyperbloom.server.runs.lines import Line, asked
 
@@ -185,7 +186,7 @@ class Board:
             return "waiting for the first evaluation"
         text = Text(_figures(line))
         if self._worst is not None:
-            text.append(f" ({plain_text(self._worst)})")
+            text.append(f" ({printable(self._worst)})")
         text.append(f", at round {line['round']}")
         best = self.scale.best([mean for _, mean in self.means])
         at = next(number for number, mean in self.means if mean == best)
@@ -200,23 +201,18 @@ class Board:
         parts.append(f"{amount(self.bytes_down)} down, {amount(self.bytes_up)} up in all")
         by_seconds = sorted((seconds, name) for name, seconds in list(self._seconds.items()))
         if by_seconds and by_seconds[-1][0] > 2 * median(seconds for seconds, _ in by_seconds):
-            parts.append(f"slowest {plain_text(by_seconds[-1][1])} {by_seconds[-1][0]:.1f} s")
+            parts.append(f"slowest {printable(by_seconds[-1][1])} {by_seconds[-1][0]:.1f} s")
         return " · ".join(parts)
 
     def _stragglers(self) -> list[str]:
         left_out = ((name, client) for name, client in list(self.clients.items()) if client.left_out)
         often = sorted(left_out, key=lambda pair: (-pair[1].left_out, pair[0]))
         lines = [
-            f"{plain_text(name)} {client.left_out} time{'' if client.left_out == 1 else 's'}, "
-            f"last in round {client.left_out_in}: {plain_text(client.why)}"
+            f"{printable(name)} {client.left_out} time{'' if client.left_out == 1 else 's'}, "
+            f"last in round {client.left_out_in}: {printable(client.why)}"
             for name, client in often[:STRAGGLERS_SHOWN]
         ]
         return lines + ([f"and {len(often) - STRAGGLERS_SHOWN} more"] if len(often) > STRAGGLERS_SHOWN else [])
-
-
-def plain_text(text: str) -> str:
-    """Return text from a client without control characters."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def amount(count: float) -> str:

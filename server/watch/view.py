@@ -9,12 +9,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hyperbloom.common.errors import printable
 from hyperbloom.common.gains import Gain, of_all, sentence
 from hyperbloom.common.metrics import Scale, scale_of, title_of
 from hyperbloom.common.program.names import by_number
 from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
 from hyperbloom.server.runs.lines import Line, client_lines, metrics_line
-from hyperbloom.server.watch.board import Board, plain_text
+from hyperbloom.server.watch.board import Board
 
 if TYPE_CHECKING:
     from hyperbloom.strategies.algorithm import Algorithm
@@ -25,7 +26,7 @@ MOST_ROWS = 200
 
 def print_line(console: Console, text: str, style: str = "") -> None:
     """Print text that may come from a client, without markup or control characters."""
-    console.print(plain_text(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 class TerminalView(Listener):
@@ -93,7 +94,7 @@ class TerminalView(Listener):
     def show(self, text: str, style: str = "") -> None:
         """Show an event in the block if there is one, else as a line."""
         if self._live:
-            self.board.events.append(plain_text(text))
+            self.board.events.append(printable(text))
         else:
             print_line(self.console, text, style)
 

@@ -9,6 +9,7 @@ import yaml
 
 from hyperbloom.client.cli import flower_client
 from hyperbloom.common.config import RunConfig, load_run_config
+from hyperbloom.server.broker.port import WORKERS
 from hyperbloom.server.cli import flower_server
 from tests.deploy.conftest import TOP, run, tool
 from tests.parsing import commands, flags
@@ -32,6 +33,14 @@ def test_systemd_takes_the_units_and_finds_them_shut(unit: Path, tmp_path: Path)
     done = subprocess.run([analyze, "verify", str(there)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, unit.name.partition("@")[0] in done.stderr) == (0, False), done.stderr
     run(analyze, "security", "--offline=true", "--threshold=20", str(there))
+
+
+def test_the_server_may_have_as_many_threads_as_it_serves_calls() -> None:
+    """One that cannot be started ends the thread that takes all calls, and the port answers no more."""
+    unit = (TOP / "deploy/systemd/hyperbloom-server@.service").read_text()
+    compose = yaml.safe_load((TOP / "docker/compose.yaml").read_text())
+    pids = compose["services"]["server"]["deploy"]["resources"]["limits"]["pids"]
+    assert min(int(unit.partition("TasksMax=")[2].split()[0]), pids) > WORKERS + 500
 
 
 def test_kubernetes_takes_the_manifests() -> None:

@@ -100,6 +100,13 @@ def test_the_lock_is_released_afterwards_also_by_an_error(state: ClientState) ->
         pass
 
 
+def test_nobody_else_reads_what_never_leaves(state: ClientState) -> None:
+    state.folder.mkdir(mode=0o755)
+    with state.lock():
+        state.save_personal(scope(), LAYOUT, VALUES)
+    assert stat.S_IMODE(state.folder.stat().st_mode) == 0o700
+
+
 def test_a_longer_number_of_an_earlier_holder_leaves_nothing_behind(state: ClientState) -> None:
     state.folder.mkdir(parents=True)
     (state.folder / "lock").write_text("123456789012345")

@@ -348,6 +348,14 @@ class Closed(FakeServer):
         self.open = error  # type: ignore[method-assign, assignment]
 
 
+class Garbled(FakeServer):
+    """A server whose messages Flower's parser cannot read."""
+
+    def receive(self) -> Message | None:
+        """Raise what the parser raises."""
+        raise IndexError("list index out of range")
+
+
 NOTHING = app_that(lambda message, context: "")
 
 
@@ -368,7 +376,7 @@ def test_a_client_that_stays_waits_for_the_next_run(connect: Callable[..., Any],
 def test_a_lost_connection_is_opened_again_after_a_while(
     connect: Callable[..., Any], slept: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls = connect(FakeServer(), FakeServer(None), FakeServer(notice("finished")))
+    calls = connect(FakeServer(), Garbled(None), FakeServer(notice("finished")))
     with caplog.at_level(logging.WARNING, "hyperbloom.client"):
         run_client(LINK, NOTHING, {})
     assert len(calls) == 3

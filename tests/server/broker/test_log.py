@@ -1,5 +1,6 @@
 """What the SuperLink says, and what of it is kept and told."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -88,6 +89,23 @@ def test_what_the_door_says_is_told_and_kept(tmp_path: Path) -> None:
     say("nobody listens any more")
     assert told == ["refused 10.0.0.9: its key SHA256:x is unknown or revoked"]
     assert (tmp_path / "log").read_text() == f"{told[0]}\n"
+
+
+def test_what_flower_says_of_a_member_floods_no_terminal_and_controls_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flower = logging.getLogger("flwr")
+    flower.addHandler(caplog.handler)
+    try:
+        with caplog.at_level(logging.INFO, "flwr"), follow(tmp_path / "log", lambda text: None):
+            for number in range(5):
+                flower.info("asks for fab_hash=%s", f"{number}\x1b[2J\nthe run is over" + "x" * 10_000)
+            flower.info("another line")
+    finally:
+        flower.removeHandler(caplog.handler)
+    first, other = dict.fromkeys(record.getMessage() for record in caplog.records if record.name == "flwr")
+    assert first.startswith("asks for fab_hash=0 [2J the run is over") and len(first) < 1000
+    assert other == "another line"
 
 
 def test_a_stranger_who_knocks_all_the_time_is_told_once_a_minute(

@@ -302,6 +302,23 @@ def test_silent_connections_are_closed_after_a_while_and_the_oldest_at_once_wher
     assert port.connections._known == peers(), "the member's"
 
 
+def test_who_says_much_without_a_valid_call_is_cut_off(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As HTTP/2 allows a header that does not end, which gRPC keeps."""
+    port.member().PullMessages(PullMessagesRequest(node=port.node))
+    monkeypatch.setattr(superlink_port, "STRANGER_BYTES", 1000)
+    number = port.connections.port
+    with ExitStack() as closing:
+        short, long = (closing.enter_context(socket.create_connection(("127.0.0.1", number))) for _ in range(2))
+        for one, size in ((short, 10), (long, 4000)):
+            one.sendall((b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5) + bytes(size))[: 33 + size])
+            peer = f"ipv4:127.0.0.1:{one.getsockname()[1]}"
+            until(lambda peer=peer, size=size: superlink_port._received(superlink_port._sockets(number)[peer]) >= size)
+        port.connections.sweep()
+        left = set(superlink_port._sockets(number))
+        until(lambda: f"ipv4:127.0.0.1:{long.getsockname()[1]}" not in superlink_port._sockets(number))
+        assert f"ipv4:127.0.0.1:{short.getsockname()[1]}" in left and port.connections._known <= left
+
+
 def test_an_open_file_that_is_another_one_by_now_is_left_alone() -> None:
     def hang_up(each: socket.socket) -> None:
         each.shutdown(socket.SHUT_RDWR)

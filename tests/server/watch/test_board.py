@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from hyperbloom.server.watch.board import PACE_OVER, Board, amount, duration, plain_text
+from hyperbloom.common.errors import printable
+from hyperbloom.server.watch.board import PACE_OVER, Board, amount, duration
 
 
 def shown(board: Board) -> str:
@@ -76,9 +77,9 @@ def test_who_is_left_out_most_comes_first() -> None:
             board.add_client({"round": number + 1, "client": name, "refused": f"reason {number}\x1b"})
     said = [row.strip().split("  ")[-1].strip() for row in shown(board).splitlines()[2:]]
     assert said == [
-        "b 3 times, last in round 3: reason 2?",
-        "c 2 times, last in round 2: reason 1?",
-        "a 1 time, last in round 1: reason 0?",
+        "b 3 times, last in round 3: reason 2",
+        "c 2 times, last in round 2: reason 1",
+        "a 1 time, last in round 1: reason 0",
         "and 1 more",
     ]
 
@@ -110,4 +111,4 @@ def test_numbers_for_people() -> None:
         "3:04 min",
         "2:15 h",
     ]
-    assert plain_text("a\x1b[2J\nb") == "a?[2J?b"
+    assert printable("a\x1b[2J\nb") == "a [2J b"
