@@ -60,12 +60,7 @@ _FLAGS = [
             type=float,
         ),
         Flag("--min-masked", "send changes only in secure sums of at least so many clients", type=int),
-        Flag(
-            "--peers",
-            "with secure aggregation: add changes only to those of clients whose key's fingerprint is in this text "
-            "(what flower-server clients list prints)",
-            type=FILE,
-        ),
+        Flag("--peers", "secure sums only with clients that this text has (flower-server clients list)", type=FILE),
         Flag(
             "--max-changes",
             "send at most so many changes, ever",
