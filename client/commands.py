@@ -135,8 +135,8 @@ def _schema(table: Path, out: Path | None, **columns: Any) -> None:
 def _download(name: str, root: Path | None) -> None:
     """Fetch a named data set.
 
-    Clients use it, and also `flower-server` with --engine inline, compare and reproduce. Files that can be read stay as
-    they are. torchvision's downloader fetches CIFAR-10 and -100, MNIST and Fashion-MNIST from their publishers.
+    Clients use it, and also `flower-server` with --engine inline, compare, tune and advise. Files that can be read stay
+    as they are. torchvision's downloader fetches CIFAR-10 and -100, MNIST and Fashion-MNIST from their publishers.
     """
     from hyperbloom.common.data import DATASETS, DataSpec, load_client_data
 

@@ -7,7 +7,8 @@ Install it on the server and on every client (docs/own-strategy.md); a server ca
 
     flower-server --engine inline --data visits.npz --set task=visits
 
-With y the count and o the network's output, the rate is exp(o), and the deviance  2 (y log y - y o - y + exp(o)).
+The counts are stored as floats: `np.savez("visits.npz", x=x, y=counts.astype("float32"))`. With y the count and o the
+network's output, the rate is exp(o), and the deviance  2 (y log y - y o - y + exp(o)).
 """
 
 from collections.abc import Mapping

@@ -128,15 +128,16 @@ def _list(certs: Path | None) -> None:
 
 @command("revoke", _NAME, CERTS)
 def _revoke(name: str, certs: Path | None) -> None:
-    """Let a client join no more, and cancel its invitations."""
+    """Let a client join no more, and cancel its invitations and those for any name."""
     from hyperbloom.server.access.invitations import Invitations
     from hyperbloom.server.access.registry import ClientRegistry
 
     files = _files(certs)
+    has_key = name in ClientRegistry(files.clients).clients()
+    if has_key or not (files.begun and any(each.name == name for each in Invitations(files).all())):
+        ClientRegistry(files.clients).revoke(name)  # first: a name that nobody has takes back no tokens
     gone = Invitations(files).cancel(name) if files.begun else []
-    if not any(each.name == name for each in gone) or name in ClientRegistry(files.clients).clients():
-        ClientRegistry(files.clients).revoke(name)
-    print(f"{name} may not join any more; its key is retired for good")
+    print(f"{name} may not join any more" + ("; its key is retired for good" if has_key else ""))
     if left := sum(each.uses for each in gone if each.name is None and not each.is_over):
         print(f"invitations for any name are taken back, too, with {left} uses left; invite the others anew")
 

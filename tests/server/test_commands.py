@@ -141,8 +141,12 @@ def test_the_printed_line_has_a_token_of_the_name_and_the_time(home: Path, capsy
     ]
     assert main(["clients", "invite", "ward-8"]) == 2
     assert "ward-8 has a key already: a token is of no use to it" in capsys.readouterr().err
+    assert main(["clients", "revoke", "wrad-7"]) == 2
+    assert [each.until for each in invitations.all()] == until, "a name that nobody has takes nothing back"
+    capsys.readouterr()
     assert main(["clients", "revoke", "ward-7"]) == 0, "it was invited, and has not come"
-    assert "invitations for any name are taken back, too, with 12 uses left" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "invitations for any name are taken back, too, with 12 uses left" in said and "retired" not in said
     assert main(["clients", "revoke", "ward-8"]) == 0, "it has come, and has a key"
     assert ClientRegistry(home / "certs/clients.json").keys() == {}
     assert [each.name for each in invitations.all()] == ["late"]
