@@ -408,7 +408,10 @@ def test_who_comes_back_or_cannot_describe_itself_now_does_not_count_as_describe
     everybody = list(made.clients.values())
     assert len(asked_of(made.evaluate(turn(made), everybody), clients.answer)) == 2 * 3
     assert len(asked_of(made.evaluate(turn(made), everybody), clients.answer)) == 3
+    before = made.personal(everybody)
     made.join(everybody[1], False)
+    for was, now in zip(before, made.personal(everybody), strict=True):  # an evaluation that goes on
+        assert torch.equal(was.values, now.values)
     asked = asked_of(made.evaluate(turn(made), everybody), clients.answer)
     assert [each for each in asked if each[1] == "train.describe"] == [("b", "train.describe")]
 
