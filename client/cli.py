@@ -68,7 +68,10 @@ _FLAGS = [
             show_default="1000 with --min-..., else any",
         ),
         Flag(
-            "--max-scores", "tell at most so many scores, ever", type=int, show_default="none with --min-..., else any"
+            "--max-scores",
+            "tell so many scores at most, ever",
+            type=int,
+            show_default="none with a --min flag, else any",
         ),
     ),
 ]
