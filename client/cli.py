@@ -62,14 +62,11 @@ _FLAGS = [
         Flag("--min-masked", "send changes only in secure sums of at least so many clients", type=int),
         Flag("--peers", "secure sums only with clients that this text has (flower-server clients list)", type=FILE),
         Flag(
-            "--max-changes",
-            "send at most so many changes, ever",
-            type=int,
-            show_default="1000 with --min-..., else any",
+            "--max-changes", "send so many changes at most", type=int, show_default="1000 with a --min flag, else any"
         ),
         Flag(
             "--max-scores",
-            "tell so many scores at most, ever",
+            "tell so many scores at most",
             type=int,
             show_default="none with a --min flag, else any",
         ),
