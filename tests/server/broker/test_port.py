@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -307,12 +308,18 @@ def test_who_says_much_without_a_valid_call_is_cut_off(port: Port, monkeypatch: 
     port.member().PullMessages(PullMessagesRequest(node=port.node))
     monkeypatch.setattr(superlink_port, "STRANGER_BYTES", 1000)
     number = port.connections.port
+
+    def arrived(peer: str, size: int) -> bool:
+        found = superlink_port._sockets(number)
+        return peer in found and superlink_port._received(found[peer]) >= size
+
     with ExitStack() as closing:
         short, long = (closing.enter_context(socket.create_connection(("127.0.0.1", number))) for _ in range(2))
+        begin = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)
+        frame = (16_000).to_bytes(3, "big") + b"\xfa" + bytes(5)  # of an unknown kind: gRPC reads on until its end
         for one, size in ((short, 10), (long, 4000)):
-            one.sendall((b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5) + bytes(size))[: 33 + size])
-            peer = f"ipv4:127.0.0.1:{one.getsockname()[1]}"
-            until(lambda peer=peer, size=size: superlink_port._received(superlink_port._sockets(number)[peer]) >= size)
+            one.sendall(begin + frame + bytes(size))
+            until(partial(arrived, f"ipv4:127.0.0.1:{one.getsockname()[1]}", size))
         port.connections.sweep()
         left = set(superlink_port._sockets(number))
         until(lambda: f"ipv4:127.0.0.1:{long.getsockname()[1]}" not in superlink_port._sockets(number))
