@@ -60,15 +60,18 @@ _FLAGS = [
             type=float,
         ),
         Flag("--min-masked", "send changes only in secure sums of at least so many clients", type=int),
-        Flag("--peers", "secure sums only with clients that this text has (flower-server clients list)", type=FILE),
+        Flag("--peers", "join secure sums only with clients whose key's fingerprint is in this file", type=FILE),
         Flag(
-            "--max-changes", "send so many changes at most", type=int, show_default="1000 with a --min flag, else any"
+            "--max-changes",
+            "send at most so many changes, over all runs",
+            type=int,
+            show_default="1000 with --min-noise or --min-masked, else any number",
         ),
         Flag(
             "--max-scores",
-            "tell so many scores at most",
+            "tell at most so many scores of models that training on this machine has shaped, over all runs",
             type=int,
-            show_default="none with a --min flag, else any",
+            show_default="none with --min-noise or --min-masked, else any number",
         ),
     ),
 ]
