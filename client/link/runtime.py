@@ -19,7 +19,8 @@ from hyperbloom.client.link import internals as flower
 from hyperbloom.client.link.connection import WAIT_S, Connection
 from hyperbloom.client.link.pacer import Pacer
 from hyperbloom.client.link.server import FOR_NOW, REASONS, UNKNOWN_NODE, Link, explanation, refusal, speaks_tls
-from hyperbloom.common.errors import HyperbloomError, RefusedError, WireError
+from hyperbloom.common.errors import ConnectionFailed, RefusedError
+from hyperbloom.common.program.importing import describe
 from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.common.wire.orders import Notice
 from hyperbloom.common.wire.pack import unpack
@@ -69,12 +70,15 @@ def _serve(link: Link, app: App, node_config: dict[str, Any]) -> bool:
         log.info("connected to %s as node %d", link.address, connection.node_id)
         _answer_orders(app, node_config, connection)
         return True
-    except Exception as error:  # of what a server sends, Flower's parsers may raise anything
-        if isinstance(error, HyperbloomError) and not isinstance(error, WireError):
-            raise
-        log.debug("session lost: %s: %s", type(error).__name__, error)
+    except (grpc.RpcError, OSError, flower.ObjectPullError, flower.ObjectPushError) as error:
+        log.debug("session lost: %s", error)
         if refused := refusal(error):
             raise refused from None
+        return False
+    except (RefusedError, ConnectionFailed):
+        raise
+    except Exception as error:  # Flower's parsers may raise anything
+        log.error("what the server has sent cannot be read (%s)", describe(error))
         return False
     finally:
         connection.close()

@@ -373,10 +373,21 @@ def test_a_client_that_stays_waits_for_the_next_run(connect: Callable[..., Any],
     assert slept == []
 
 
+def test_what_cannot_be_read_ends_the_session_and_no_client(
+    connect: Callable[..., Any], slept: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    unfit = Message(pack(Greeting("x")), NODE, Notice.message_type)
+    calls = connect(Garbled(), FakeServer(unfit), FakeServer(notice("finished")))
+    run_client(LINK, NOTHING, {})
+    assert len(calls) == 3
+    assert "what the server has sent cannot be read (IndexError: list index out of range)" in caplog.text
+    assert "what the server has sent cannot be read (WireError: " in caplog.text
+
+
 def test_a_lost_connection_is_opened_again_after_a_while(
     connect: Callable[..., Any], slept: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls = connect(FakeServer(), Garbled(None), FakeServer(notice("finished")))
+    calls = connect(FakeServer(), FakeServer(None), FakeServer(notice("finished")))
     with caplog.at_level(logging.WARNING, "hyperbloom.client"):
         run_client(LINK, NOTHING, {})
     assert len(calls) == 3
