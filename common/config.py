@@ -159,9 +159,7 @@ class RunConfig(Section):
     )
     baselines: tuple[str, ...] = Field((), description="strategies to run after this one, with the same clients")
     init_from: str | None = Field(None, description="run folder whose hypernetwork to start from")
-    join_timeout_s: Annotated[float, Field(gt=0, le=1e9)] = Field(
-        600.0, description="seconds to wait for the clients to join"
-    )
+    join_timeout_s: Annotated[float, Field(gt=0, le=1e9)] = Field(600.0, description="seconds to wait for clients")
     round_timeout_s: Rate = Field(300.0, description="seconds after which an exchange goes on without missing replies")
     min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"

@@ -111,7 +111,7 @@ class ClientState:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with suppress(PermissionError):  # another user's, who has made it for this one
+            with suppress(OSError):  # another user has made it for this one, or the file system has no modes
                 self.folder.chmod(0o700)
             opened = (self.folder / "lock").open("a+")
         except OSError as error:
@@ -259,12 +259,8 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def _file_name(run_id: str) -> str:
     """Return a run's id, which servers choose; WireError if it is too long, or would lead out of the folder."""
-    if (
-        not run_id.strip(".")
-        or Path(run_id).name != run_id
-        or "\0" in run_id
-        or len(os.fsencode(run_id)) > LONGEST_RUN_ID
-    ):
+    is_name = run_id.strip(".") and Path(run_id).name == run_id and "\0" not in run_id
+    if not is_name or len(os.fsencode(run_id)) > LONGEST_RUN_ID:
         raise WireError(f"run_id: expected the name of a run, found {run_id[:60]!r}")
     return run_id
 

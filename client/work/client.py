@@ -103,7 +103,7 @@ class Client:
             assert wanted is not None
             first = self._handed = self._handed or wanted
             if text is not None and own is None:
-                self._count(wanted)
+                self._count_schema(wanted)
             if own is None and (why := difference(first.scaled(wanted.scales), wanted)):
                 raise DataError(f"the server has handed out another schema before: {why}; start the client anew")
             if wanted == self.schema and self.settings.source.schema is not None:
@@ -123,7 +123,7 @@ class Client:
                 "the table does not fit the server's schema; the client's log says where", reason=Reason.UNFIT
             ) from None
 
-    def _count(self, schema: Schema) -> None:
+    def _count_schema(self, schema: Schema) -> None:
         """Keep the digest of a schema that a server hands out; DataError for one more than `MOST_SCHEMAS`, ever."""
         path = self.settings.folder / "schemas.txt"
         digest = sha256(schema.scaled(dict.fromkeys(schema.open, (None, None))).text.encode()).hexdigest()

@@ -124,8 +124,8 @@ class Connections:
             crowds[_address(peer)] += 1
             if few and crowds[_address(peer)] == MOST_STRANGERS + 1:
                 say(f"{peer} holds over {MOST_STRANGERS} connections without a call; the oldest are closed")
-            talks = _received(sockets[peer]) > STRANGER_BYTES
-            if talks or now - self._opened[peer] > SILENT_S or (few and crowds[_address(peer)] > MOST_STRANGERS):
+            is_over = now - self._opened[peer] > SILENT_S or _received(sockets[peer]) > STRANGER_BYTES
+            if is_over or (few and crowds[_address(peer)] > MOST_STRANGERS):
                 doomed.add(peer)
         for peer in doomed:
             _with(sockets[peer], peer, _cut)
