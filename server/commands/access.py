@@ -128,7 +128,7 @@ def _list(certs: Path | None) -> None:
 
 @command("revoke", _NAME, CERTS)
 def _revoke(name: str, certs: Path | None) -> None:
-    """Let a client join no more, and cancel its invitations and those for any name."""
+    """Let a client join no more. Its invitations are cancelled, and those for any name, which it may know."""
     from hyperbloom.server.access.invitations import Invitations
     from hyperbloom.server.access.registry import ClientRegistry
 
