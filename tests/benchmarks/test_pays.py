@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.io import wavfile
 from scipy.stats import bootstrap, ttest_1samp, ttest_ind
 
 from benchmarks import pays, pays_sets
@@ -120,12 +121,46 @@ def test_owners_and_features_of_the_files_that_are_made(tmp_path: Path) -> None:
         pays_sets.SETS["airline tweets, users"].data(tmp_path / "nowhere", tmp_path / "nowhere", tmp_path)
 
 
+def test_unseen_sets_have_tables_of_their_own() -> None:
+    """They count neither in the figures of the nine, nor in the sentence of the README."""
+    lines = [line(name, [each] * 2) for name, each in {"local": 50.0, "fedavg": 40.0, "pfedhn": 53.0}.items()]
+    nine, sentence = pays.table(lines), pays.sentence(lines)
+    lines += [x | {"set": "air, stations", "test": [x["test"][0] - 20, 90.0]} for x in lines]
+    text = pays.table(lines)
+    assert text.startswith(nine) and pays.sentence(lines) == sentence
+    unseen = text[len(nine) :]
+    assert "40 rounds, unseen data, mean" in unseen and "digits" not in unseen
+    assert "| air, stations | 1 | 60.0 | 55.0 |  |  |  |  |  | 61.5 |  | +1.5 (" in unseen
+
+
+def test_rows_of_the_unseen_files(tmp_path: Path) -> None:
+    head = "No,year,month,day,hour,PM2.5,PM10,SO2,NO2,CO,O3,TEMP,PRES,DEWP,RAIN,wd,WSPM,station\n"
+    rows = [f"1,2013,3,{day},{hour},{dust},9,3,{day},300,85,-2,1020,-19,0,E,0.5,A" for day, hour, dust in
+            [(1, 12, 76), (2, 12, 75), (2, 13, 99), (3, 12, "NA")]]  # fmt: skip
+    (tmp_path / "PRSA_Data_A.csv").write_text(head + "\n".join(rows) + "\n")
+    air = pays_sets.air(tmp_path)
+    assert list(air["y"]) == [1, 0] and list(air["owner"]) == ["A", "A"] and air["x"].shape == (2, 13)
+    np.testing.assert_array_equal(air["x"][:, 1], [-1, 1])  # NO2: the only feature that differs
+    assert not np.delete(air["x"], 1, axis=1).any()
+
+    (tmp_path / "m.arff").write_text("@data\n1,33,0.5,?,Walking\n2,17,1.5,2,Jogging\n3,17,1.5,4,Walking\n")
+    motion = pays_sets.motion(tmp_path / "m.arff")
+    assert list(motion["owner"]) == ["33", "17", "17"] and list(motion["y"]) == [1, 0, 1]
+    np.testing.assert_array_equal(motion["x"][:, 1], [0, -1, 1])
+
+    tone = np.sin(2 * np.pi * 1000 * np.arange(4000) / 8000)  # 1 kHz of up to 4: a quarter of the bands
+    wavfile.write(tmp_path / "7_ann_0.wav", 8000, (20000 * tone).astype(np.int16))
+    spoken = pays_sets.spoken(tmp_path)
+    assert spoken["x"].shape == (1, 32, 32) and list(spoken["owner"]) == ["ann"] and list(spoken["y"]) == [7]
+    assert set(spoken["x"][0].argmax(0)) <= {7, 8}
+
+
 def test_every_set_is_a_run_that_can_be_described(tmp_path: Path) -> None:
-    for name, federation in pays_sets.SETS.items():
+    for name, federation in pays.ALL.items():
         data = {"name": federation.name, "split": federation.split, "alpha": federation.alpha}
         config = make_run_config({}, {"clients": federation.clients, "cohort": federation.cohort, "data": data}, name)
         assert 2 * config.cohort == config.clients
-    assert len(pays_sets.SETS) == 10
+    assert (len(pays_sets.SETS), len(pays_sets.UNSEEN)) == (10, 3)
 
 
 def test_a_run_is_measured_once_and_the_page_shows_it(tmp_path: Path) -> None:
