@@ -53,7 +53,7 @@ DECIDING = ("local", "fedavg", DEFAULT)
 """A row of the table has the seeds that all of these have, as far as they were run."""
 BUDGETS = (40, 200)
 ALL = SETS | UNSEEN
-TABLE, SENTENCE, END = (f"<!-- benchmarks.pays: {mark} -->" for mark in ("begin", "sentence", "end"))
+TABLE, OTHERS, SENTENCE, END = (f"<!-- benchmarks.pays: {mark} -->" for mark in ("begin", "unseen", "sentence", "end"))
 POINT = 1.0
 Line = dict[str, Any]
 
@@ -121,21 +121,20 @@ def losers(lines: Iterable[Line]) -> tuple[float, float, int] | None:
     return 100 * chosen / len(pairs), 100 * taken / len(pairs), len(pairs)
 
 
-def table(lines: Sequence[Line]) -> str:
-    """Return what there is, as Markdown: accuracies by set, then the figures that decide; unseen sets last."""
-    parts = []
-    for sets, where in ((SETS, ""), (UNSEEN, ", unseen data")):
-        for rounds in sorted({line["rounds"] for line in lines if line["set"] in sets}):
-            some = [line for line in lines if line["rounds"] == rounds and line["set"] in sets]
-            parts += _accuracies(some, sets, f"{rounds} rounds{where}")
-            heads = ["gain over the better of local and FedAvg", "sets", "sites that lose, by choice", "without"]
-            parts += ["", table_row([f"{rounds} rounds{where}", *heads, "sites"]), table_row(["---"] * 6)]
-            parts += [table_row([name, *_deciding(some, name, sets)]) for name in STRATEGIES if name != "local"] + [""]
+def table(lines: Sequence[Line], sets: Iterable[str] = tuple(SETS)) -> str:
+    """Return what there is of some sets, as Markdown: accuracies by set, then the figures that decide."""
+    parts, mine = [], [line for line in lines if line["set"] in sets]
+    for rounds in sorted({line["rounds"] for line in mine}):
+        some = [line for line in mine if line["rounds"] == rounds]
+        parts += _accuracies(some, sets, rounds)
+        heads = ["gain over the better of local and FedAvg", "sets", "sites that lose, by choice", "without", "sites"]
+        parts += ["", table_row([f"{rounds} rounds", *heads]), table_row(["---"] * 6)]
+        parts += [table_row([name, *_deciding(some, name, sets)]) for name in STRATEGIES if name != "local"] + [""]
     return "\n".join(parts)
 
 
-def _accuracies(lines: Sequence[Line], sets: Iterable[str], title: str) -> list[str]:
-    parts = [f"{title}, mean test accuracy in percent at the round that validation selected:\n"]
+def _accuracies(lines: Sequence[Line], sets: Iterable[str], rounds: int) -> list[str]:
+    parts = [f"{rounds} rounds, mean test accuracy in percent at the round that validation selected:\n"]
     parts += [table_row(["data", "seeds", *STRATEGIES, f"gain of {DEFAULT}", "by choice"])]
     parts += [table_row(["---"] * (4 + len(STRATEGIES)))]
     for name in sets:
@@ -218,9 +217,11 @@ def sentence(lines: Sequence[Line]) -> str:
 
 
 def with_results(page: str, lines: Sequence[Line]) -> str:
-    """Return a page with the table, or the sentence, between its marks."""
-    mark, text = (TABLE, table(lines)) if TABLE in page else (SENTENCE, sentence(lines))
-    return between(page, text, mark, END)
+    """Return a page with the tables, or the sentence, between its marks."""
+    texts = {TABLE: table(lines), OTHERS: table(lines, UNSEEN), SENTENCE: sentence(lines)}
+    for mark in texts.keys() & set(page.splitlines()):
+        page = between(page, texts[mark], mark, END)
+    return page
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -252,7 +253,8 @@ def main(words: Sequence[str] | None = None) -> None:
                 line = measure(args, name, rounds, strategy, seed)
                 with args.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
-    print(table(read(args.results)))
+    lines = read(args.results)
+    print(table(lines), table(lines, UNSEEN), sep="\n")
 
 
 if __name__ == "__main__":
