@@ -228,11 +228,18 @@ class Director:
                 accepted += [(arrival.letter.about.client, one) for one in self.judge(ask, arrival, outcome)]
             if self.federation.post.waits_for(letters):
                 pause.take(bool(arrivals))
+        too_late = time.monotonic() >= deadline
         self.federation.post.give_up(letters)
-        answered = {client.row for client, _ in accepted}
+        answered, roster = {client.row for client, _ in accepted}, self.federation.roster
         for client in (letter.about.client for letter in letters):
-            if client.row not in answered and client.client_id not in outcome.refused:
-                outcome.leave_out(client, Reason.NO_REPLY, "no reply")
+            name = client.client_id
+            if client.row in answered or name in outcome.refused:
+                if isinstance(ask, Train):  # who evaluates in time may still be too slow to train
+                    roster.conduct.in_time(name)
+                continue
+            outcome.leave_out(client, Reason.NO_REPLY, "no reply")
+            if too_late and roster.node_of(client) in self.federation.post.busy:
+                self._note(client, self.federation.missed(name), outcome)
         return accepted
 
     def judge(self, ask: Ask[Any], arrival: Arrival, outcome: Outcome) -> Iterator[Any]:
@@ -250,7 +257,9 @@ class Director:
     def blame(self, client: Client, text: str, outcome: Outcome) -> None:
         """Leave a client out for the content of its reply, and count this towards its quarantine."""
         outcome.leave_out(client, Reason.CONTENT, text)
-        until = self.federation.blame(client.client_id, text)
+        self._note(client, self.federation.blame(client.client_id, text), outcome)
+
+    def _note(self, client: Client, until: int | None, outcome: Outcome) -> None:
         if until is not None:
             outcome.quarantined[client.client_id] = until
 

@@ -17,7 +17,7 @@ from hyperbloom.common.wire.pack import shown, unpack_answer
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.listener import Joined, Refused
 from hyperbloom.server.loop.post import Arrival, Failure, Grid, Letter, Pause, Post
-from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.loop.roster import PATIENCE, Roster
 from hyperbloom.strategies.exchange import Client
 
 VISIT_EVERY_S = 0.5
@@ -158,10 +158,16 @@ class Federation:
     def blame(self, name: str, text: str) -> int | None:
         """Count a refused reply against a client; return the last round of the quarantine that it causes, or None."""
         until = self.roster.conduct.lied(name, self.round)
+        return self._told(name, until, f"another reply was refused for its content ({text})")
+
+    def missed(self, name: str) -> int | None:
+        """Count a missed deadline of a client that is here; return the last round of its quarantine, or None."""
+        until = self.roster.conduct.missed(name, self.round)
+        return self._told(name, until, f"{PATIENCE} answers in a row were late; if it is slow, raise round_timeout_s")
+
+    def _told(self, name: str, until: int | None, why: str) -> int | None:
         if until is not None:
-            self._on_event(
-                f"{name} is in quarantine until after round {until}: another reply was refused for its content ({text})"
-            )
+            self._on_event(f"{name} is in quarantine until after round {until}: {why}")
         return until
 
     def _visit(self) -> None:

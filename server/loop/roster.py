@@ -4,8 +4,9 @@ A node id changes with every process, so it identifies nobody. A client is known
 has generated. A process that shows both is that client and keeps its embedding row, on whatever machine it runs.
 
 Clients whose replies are refused for their content are counted, and left out for some rounds: quarantine. Only wrong
-names, shapes or numbers, values that are not finite, and excessive norms or sizes count. A client that is late, away,
-out of memory or reports that its training diverged has failed; it is asked again.
+names, shapes or numbers, values that are not finite, and excessive norms or sizes count. A client that is away, out of
+memory or reports that its training diverged has failed; it is asked again. One that is late each time is left out too,
+because each round that it is in waits for it in vain.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from hyperbloom.common.wire.orders import Introduction
 from hyperbloom.strategies.exchange import Client
 
 PATIENCE = 3
-"""Number of refused replies that lead to a quarantine."""
+"""Number of refused replies, or of deadlines missed in a row, that lead to a quarantine."""
 
 FIRST_TERM = 10
 """Rounds of the first quarantine. Each further quarantine of a client is twice as long."""
@@ -28,12 +29,13 @@ FIRST_TERM = 10
 @dataclass
 class _Record:
     lies: int = 0  # refused replies since the last quarantine
+    missed: int = 0  # deadlines since the last quarantine, or training in time
     terms: int = 0  # quarantines so far
     until: int = 0  # last round of the latest quarantine
 
 
 class Conduct:
-    """Counts refused replies by client, and knows who is in quarantine."""
+    """Counts refused replies and missed deadlines by client, and knows who is in quarantine."""
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
@@ -42,10 +44,24 @@ class Conduct:
         """Count a refused reply; return the last round of the quarantine that it causes, or None."""
         record = self._records.setdefault(name, _Record())
         record.lies += 1
-        if record.lies < PATIENCE:
+        return self._judge(record, round_number)
+
+    def missed(self, name: str, round_number: int) -> int | None:
+        """Count a missed deadline; return the last round of the quarantine that it causes, or None."""
+        record = self._records.setdefault(name, _Record())
+        record.missed += 1
+        return self._judge(record, round_number)
+
+    def in_time(self, name: str) -> None:
+        """Forget the missed deadlines of a client that has trained in time."""
+        if name in self._records:
+            self._records[name].missed = 0
+
+    def _judge(self, record: _Record, round_number: int) -> int | None:
+        if max(record.lies, record.missed) < PATIENCE:
             return None
         term = FIRST_TERM * 2**record.terms
-        record.lies, record.terms, record.until = 0, record.terms + 1, round_number + term
+        record.lies, record.missed, record.terms, record.until = 0, 0, record.terms + 1, round_number + term
         return record.until
 
     def in_quarantine(self, name: str, round_number: int) -> bool:

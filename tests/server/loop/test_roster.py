@@ -184,6 +184,18 @@ def test_three_lies_lead_to_ten_rounds_and_each_further_time_to_twice_as_many() 
     assert [conduct.lied("b", 21), conduct.lied("b", 21)] == [None, 31]
 
 
+def test_deadlines_missed_in_a_row_lead_to_a_quarantine_too() -> None:
+    conduct = Conduct()
+    assert [conduct.missed("a", number) for number in (1, 2)] == [None, None]
+    conduct.in_time("a")
+    conduct.in_time("b")
+    assert [conduct.missed("a", number) for number in (3, 4)] == [None, None]
+    assert conduct.lied("a", 4) is None, "a lie is another thing"
+    conduct = Conduct.from_json(json.loads(json.dumps(conduct.to_json())))
+    assert conduct.missed("a", 5) == 15
+    assert [conduct.missed("a", number) for number in (16, 17, 18)] == [None, None, 38]
+
+
 def lie(order: Message, fill: float = math.nan, loss: float = 1.0, layout: Layout | None = None) -> RecordDict:
     """Return an answer whose values are not finite, or another one."""
     weights = unpack(TrainOrder, order.content).weights

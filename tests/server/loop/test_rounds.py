@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,40 @@ def test_a_late_reply_leaves_no_trace_in_what_is_learned(crew: Callable[..., Cre
     assert (came, never) == (1, 0)
     for name in one:
         assert torch.equal(one[name], other[name]), name
+
+
+def test_who_is_late_each_time_is_left_out_for_more_and_more_rounds(
+    crew: Callable[..., Crew], clock: Clock, tmp_path: Path
+) -> None:
+    """Each round that it is in takes as long as the timeout, and its reply is dropped all the same."""
+    config = {"clients": 2, "cohort": 2, "rounds": 120, "eval_every": 4, "round_timeout_s": 1.0}
+    run = everyone(crew(**config, **HYPERNETWORK), "a")
+    run.join(3, "slow", train=1.25)  # and evaluates in time
+    run.run(RunFolder(tmp_path, run.config, "run-1"))
+    held_up = [report.number for report in run.told.reports if report.seconds > 0.9]
+    asked = [report.number for report in run.told.reports if "slow" in report.outcome.refused]
+    terms = [
+        report.outcome.quarantined["slow"] - report.number for report in run.told.reports if report.outcome.quarantined
+    ]
+    assert terms == [10, 20, 40, 80] and len(held_up) == 12
+    for term, last in zip(terms, held_up[2::3], strict=True):
+        assert not set(range(last + 1, last + term + 1)) & set(asked)
+    assert sum("raise round_timeout_s" in event for event in run.events) == 4
+    assert all("a" in report.outcome.results for report in run.told.reports)
+
+
+def test_who_is_late_now_and_then_stays_in(crew: Callable[..., Crew], clock: Clock) -> None:
+    run = everyone(crew(clients=2, cohort=2, rounds=60, eval_every=60, round_timeout_s=1.0, **HYPERNETWORK), "a")
+    times = cycle([1.25, 1.25, 0.1])
+    taken: dict[str, float] = {}
+    run.join(
+        3,
+        "slow",
+        train=lambda identity: taken[identity] if identity in taken else taken.setdefault(identity, next(times)),
+    )
+    run.run()
+    assert sum(report.seconds > 0.9 for report in run.told.reports) > 6
+    assert not any(report.outcome.quarantined for report in run.told.reports)
 
 
 class Said(Listener):
