@@ -25,7 +25,6 @@ from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,

@@ -21,7 +21,7 @@ from hyperbloom.client.link.pacer import Pacer
 from hyperbloom.client.link.server import FOR_NOW, REASONS, UNKNOWN_NODE, Link, explanation, refusal, speaks_tls
 from hyperbloom.common.errors import ConnectionFailed, RefusedError
 from hyperbloom.common.program.importing import describe
-from hyperbloom.common.program.signals import terminate_as_interrupt
+from hyperbloom.common.program.signals import end_with, terminate_as_interrupt
 from hyperbloom.common.wire.orders import Notice
 from hyperbloom.common.wire.pack import unpack
 
@@ -162,4 +162,4 @@ def exit_with_parent(parent_pid: int) -> None:
     # A script that runs the server in the background makes it, and so this process, ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    flower.start_parent_process_monitor(parent_pid)
+    end_with(parent_pid, signal.SIGINT)

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from starlette.routing import Route
 
 from hyperbloom.common.errors import ConnectionFailed, HyperbloomError
 from hyperbloom.common.program.plain import is_loopback, listening_at
+from hyperbloom.common.program.signals import end_with
 
 ENDS_WITHIN_S = 5.0  # else the page's process is killed
 PARENT = "HYPERBLOOM_PAGE_OF"
@@ -72,7 +72,7 @@ def serve_at(address: str, application: Callable[[str], Starlette], say: Callabl
     except OSError as error:
         raise ConnectionFailed(f"--web {address}: cannot listen there: {error.strerror or error}") from None
     if parent := os.environ.get(PARENT):
-        threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+        end_with(int(parent), signal.SIGTERM)
     with listening:
         shown = f"[{host}]" if ":" in host else host
         say(f"live page: http://{shown}:{listening.getsockname()[1]}/")
@@ -80,13 +80,6 @@ def serve_at(address: str, application: Callable[[str], Starlette], say: Callabl
         how: dict[str, Any] = {"loop": "asyncio", "log_level": "warning", "access_log": False}
         config = uvicorn.Config(application(host), timeout_graceful_shutdown=1, **how)
         uvicorn.Server(config).run(sockets=[listening])
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent has ended, which may have been killed."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager

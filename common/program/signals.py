@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NoReturn
 
 GRACE_S = 3.0
+LOOK_EVERY_S = 0.5
 
 
 def run_program(main: Callable[[], int | None]) -> NoReturn:
@@ -87,3 +89,14 @@ def uninterrupted() -> Iterator[None]:
     finally:
         if came:
             signal.raise_signal(came[0])
+
+
+def end_with(parent: int, number: int) -> None:
+    """Send this process the signal `number` once the process that has started it has ended, or was killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_EVERY_S)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -7,8 +7,6 @@ thread, to the bit.
 
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -19,9 +17,8 @@ import torch
 from flwr.app import Context, Message
 
 from hyperbloom.common.errors import HyperbloomError, attempt
+from hyperbloom.common.program.signals import end_with
 from hyperbloom.server.grids.inline import TrainAll
-
-WATCH_S = 1.0
 
 
 @contextmanager
@@ -51,13 +48,7 @@ def _begin(server: int) -> None:
     """Prepare a new process: one thread, no end by Ctrl-C but by its server, even if that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
-
-
-def _end_with(server: int) -> None:
-    while os.getppid() == server:
-        time.sleep(WATCH_S)
-    os._exit(1)
+    end_with(server, signal.SIGTERM)
 
 
 def _answer(message: Message, context: Context) -> Message | Exception:

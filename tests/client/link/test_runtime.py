@@ -577,13 +577,12 @@ def test_outside_the_main_thread_signals_are_left_alone(connect: Callable[..., A
 
 
 def test_a_client_beside_a_server_hears_of_its_end_though_it_was_started_to_ignore_it() -> None:
-    words = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    words += "from hyperbloom.client.link.runtime import exit_with_parent; exit_with_parent({}); "
-    words += "[time.sleep(0.1) for _ in range(6000)]"
-    with subprocess.Popen(["sleep", "600"]) as parent:
-        child = subprocess.Popen([sys.executable, "-c", words.format(parent.pid)], stderr=subprocess.DEVNULL)
+    words = "import os, signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    words += "from hyperbloom.client.link.runtime import exit_with_parent; exit_with_parent(os.getppid()); "
+    words += "print(flush=True); [time.sleep(0.1) for _ in range(600)]; print('it slept to the end')"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {words!r}])"
+    with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"\n"
         parent.kill()
-    try:
-        assert child.wait(60) != 0
-    finally:
-        child.kill()
+        assert parent.stdout.read() == b""  # it ends when the child does, too
