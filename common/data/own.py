@@ -1,17 +1,27 @@
-"""Checks and splits that all kinds of users' own data share."""
+"""Users' own data: checks and splits that all kinds share, `.npz` files, and functions.
 
-from collections.abc import Mapping, Sequence
+A function is named by `package.module:function` or by a plug-in.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+import torch
 
 from hyperbloom.common.data.draws import IntArray, generator, hold_out, three_parts
+from hyperbloom.common.data.examples import ClientData
+from hyperbloom.common.data.files import read_arrays
 from hyperbloom.common.data.labels import as_labels
 from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
+from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError, printable
+from hyperbloom.common.program.importing import current_directory, describe, find_function
+from hyperbloom.common.program.plugins import Plugin
 
 CHANNELS = (1, 3, 4)
 
@@ -190,3 +200,107 @@ def check_groups(name: str, portions: Sequence[Portion]) -> None:
                     f"{name}: expected each group in one of train, val and test, and with one owner; "
                     "found a group in two, or with two"
                 )
+
+
+_KEYS = """x and y; or x_train, y_train, x_test, y_test, with x_val, y_val or without; or MedMNIST's train_images,
+train_labels, ...; class_names may be added, and owner and group with the same endings as y""".replace("\n", " ")
+
+MEDMNIST = {
+    f"{part}_{theirs}": f"{ours}_{part}"
+    for part in ("train", "val", "test")
+    for theirs, ours in (("images", "x"), ("labels", "y"))
+}
+"""Our names of the arrays in the files of J. Yang et al., "MedMNIST v2", 2023, https://doi.org/10.1038/s41597-022-01721-8."""
+
+
+def read_npz(spec: DataSpec) -> Pool:
+    """Read the file `spec.data`.
+
+    It has the keys `x, y`, or `x_train, y_train, x_test, y_test` and perhaps `x_val, y_val`. `build_pool` holds out
+    what is missing.
+    """
+    path = Path(spec.data).expanduser()
+    if not path.is_file():
+        raise DataError(f"{path}: expected an .npz file, found none of this name; it is looked for from {Path.cwd()}")
+    found = read_arrays(path)
+    arrays = {MEDMNIST.get(key, key): array for key, array in found.items()}
+    names = _names_of(arrays, path)
+    parts = [end for end in ("_train", "_val", "_test") if f"x{end}" in arrays or f"y{end}" in arrays]
+    whole = {"x", "y"} & arrays.keys()
+    wanted = {f"{letter}{end}" for end in ([""] if whole else {*parts, "_train", "_test"}) for letter in "xy"}
+    if not wanted <= arrays.keys() or (whole and parts):
+        raise DataError(f"{path}: expected the keys {_KEYS}; found {', '.join(sorted(found)) or 'none'}")
+    parts = [""] if whole else parts
+    keys = [(f"{path}: key 'x{end}'", f"{path}: key 'y{end}'") for end in parts]
+    named = {x: check_pair(arrays[f"x{end}"], arrays[f"y{end}"], x, y) for end, (x, y) in zip(parts, keys, strict=True)}
+    units = {f"{kind}s": [arrays[key] for key in _keys_of(arrays, kind, parts, path)] for kind in ("owner", "group")}
+    return build_pool(str(path), named, spec.seed, names, {kind: values for kind, values in units.items() if values})
+
+
+def _keys_of(arrays: dict[str, AnyArray], kind: str, parts: list[str], path: Path) -> list[str]:
+    """Return the keys of the owners or groups of all parts, none if the file has none."""
+    there = [f"{kind}{end}" for end in parts if f"{kind}{end}" in arrays]
+    if there and len(there) < len(parts):
+        raise DataError(f"{path}: expected {kind} for each of {', '.join(parts)}, found {', '.join(there)}")
+    return there
+
+
+def _names_of(arrays: dict[str, AnyArray], path: Path) -> list[str] | None:
+    names = arrays.get("class_names")
+    if names is None:
+        return None
+    if names.ndim != 1 or names.dtype.kind != "U":
+        raise DataError(f"{path}: key 'class_names': expected strings (K,), found {names.dtype} {names.shape}")
+    return [str(name) for name in names]
+
+
+_PARTS = ("train", "val", "test")
+_WHAT = "a function without arguments"
+_EXPECTED = "expected (train, val, test), each a pair (inputs, labels) of arrays or tensors, or a ClientData"
+
+
+def read_function(spec: DataSpec, plugin: Plugin | None = None) -> Pool:
+    """Import and call a plug-in's function, or the function `spec.data`, for which the current directory is importable.
+
+    Raises:
+        DataError: It cannot be imported, fails, or returns no valid data.
+    """
+    with current_directory():
+        return _pool(plugin.load(_WHAT, DataError) if plugin else find_function(spec.data, _WHAT, DataError), spec.data)
+
+
+def _pool(function: Callable[[], object], name: str) -> Pool:
+    try:
+        value = function()
+    except Exception as error:
+        raise DataError(f"{name}: expected data, found that the function fails with {describe(error)}") from error
+    if isinstance(value, Pool):
+        return value
+    if isinstance(value, ClientData):
+        train, val, test = (
+            Portion.of(ArrayBlock(part.inputs.cpu().numpy()), part.labels.cpu().numpy())
+            for part in (value.train, value.val, value.test)
+        )
+        return Pool(name, train, val, test, value.class_names, Scaling(1.0))
+    if not isinstance(value, tuple | list) or len(value) != 3:
+        raise DataError(f"{name}: {_EXPECTED}; found {describe(value)}")
+    named = zip((f"{name}: {part}" for part in _PARTS), value, strict=True)
+    checked = {f"{part} inputs": _pair(pair, part) for part, pair in named}
+    return build_pool(name, checked, 0, None)
+
+
+def _pair(pair: object, name: str) -> Portion:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise DataError(f"{name}: {_EXPECTED}; found {describe(pair)}")
+    inputs_name, labels_name = f"{name} inputs", f"{name} labels"
+    return check_pair(_array(pair[0], inputs_name), _array(pair[1], labels_name), inputs_name, labels_name)
+
+
+def _array(value: object, name: str) -> AnyArray:
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu()
+        # Convert to float32 here, because numpy has no bfloat16.
+        return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    if isinstance(value, np.ndarray):
+        return value
+    raise DataError(f"{name}: {_EXPECTED}; found {describe(value)}")

@@ -7,8 +7,7 @@ from pathlib import Path
 from hyperbloom.common.data.digits import read_diabetes, read_digits
 from hyperbloom.common.data.flwr_datasets import HUB, read_hub
 from hyperbloom.common.data.folder import read_folder
-from hyperbloom.common.data.function import read_function, read_plugin
-from hyperbloom.common.data.npz import read_npz
+from hyperbloom.common.data.own import read_function, read_npz
 from hyperbloom.common.data.pool import Pool
 from hyperbloom.common.data.published import PUBLISHED, read_published
 from hyperbloom.common.data.spec import TABLES, DataSpec
@@ -49,7 +48,7 @@ def read_pool(spec: DataSpec) -> Pool:
         raise DataError(f"--{told[0]}: expected with a table ({', '.join(TABLES)}), found {spec.data!r}")
     plugin = find_plugin("datasets", spec.data, DATASETS, DataError)
     if plugin is not None:
-        return read_plugin(plugin)
+        return read_function(spec, plugin)
     if spec.data in DATASETS:
         return DATASETS[spec.data].read(spec)
     if spec.data.startswith(HUB):

@@ -11,8 +11,7 @@ import torch
 
 from hyperbloom.common.data.files import read_arrays
 from hyperbloom.common.data.folder import ENDINGS, LIST, is_image, read_image
-from hyperbloom.common.data.npz import MEDMNIST
-from hyperbloom.common.data.own import check_inputs
+from hyperbloom.common.data.own import MEDMNIST, check_inputs
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.schema import FIRST_ROW, Schema
 from hyperbloom.common.data.spec import TABLES
