@@ -14,10 +14,9 @@ from hyperbloom.common.data.texts import tokenizer_bytes
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.models.adapt import ALL, Adapt, adapted, digest_of, merged, own_tensors
-from hyperbloom.common.models.cnn import LeNet
+from hyperbloom.common.models.cnn import MLP, LeNet
 from hyperbloom.common.models.factory import WHAT, build_from_factory, build_from_plugin
 from hyperbloom.common.models.generated import FORM, Generated
-from hyperbloom.common.models.mlp import MLP
 from hyperbloom.common.models.parts import features, last_layer, represent
 from hyperbloom.common.models.pretrained import head_of, load_backbone
 from hyperbloom.common.models.residual import ARCHITECTURES, ResidualCNN

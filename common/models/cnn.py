@@ -1,4 +1,4 @@
-"""LeNet, the network of pFedHN: Shamsian, Navon, Fetaya, Chechik, https://arxiv.org/abs/2103.04628, section 5."""
+"""The networks of pFedHN: Shamsian, Navon, Fetaya, Chechik, https://arxiv.org/abs/2103.04628, section 5, appendix C."""
 
 import math
 
@@ -32,3 +32,20 @@ class LeNet(nn.Module):
         x = F.max_pool2d(self.conv1(x), 2).relu()
         x = F.max_pool2d(self.conv2(x), 2).relu().flatten(1)
         return self.head(self.fc2(self.fc1(x).relu()).relu())
+
+
+class MLP(nn.Module):
+    """Flatten, one hidden layer of `width` units with ReLU, linear head; the paper has it for MNIST.
+
+    Shape:
+        inputs `(B, *input_shape)`; logits `(B, num_classes)`.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, width: int = 100) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(math.prod(input_shape), width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch."""
+        return self.head(self.fc1(x.flatten(1)).relu())
