@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig, dump_run_config
-from hyperbloom.server.live.site import served_beside
+from hyperbloom.common.pages.serving import serve_in_child
 from hyperbloom.server.watch.watching import watch
 
 
@@ -70,7 +70,7 @@ def main() -> None:
         folder.mkdir()
         size = write_run(folder, flags.clients, flags.rounds, flags.cohort, flags.eval_every)
         print(f"{flags.clients} clients, {flags.rounds} rounds, {size / 1e6:.0f} MB of lines")
-        with served_beside(folder, "0") as line:
+        with serve_in_child(["hyperbloom.server", "watch", str(folder)], "0") as line:
             for which in ("first visit", "second visit"):
                 paint, whole = in_browser(line.split()[-1], f"Round {flags.rounds} of {flags.rounds + 1}")
                 print(f"{which}: first paint {paint:.2f} s, all rounds read {whole:.2f} s")

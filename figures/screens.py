@@ -17,7 +17,7 @@ from typing import Any
 
 from PIL import Image
 
-from hyperbloom.server.live.site import served_beside
+from hyperbloom.common.pages.serving import serve_in_child
 from hyperbloom.server.pages.report import write_report
 
 DEMO = "--config examples/demo.yaml --insecure --port 0 --local-clients 6"
@@ -63,7 +63,7 @@ def take_all(run: Path, out: Path) -> list[Path]:
     report, written = write_report(run).resolve().as_uri(), []
     browser = chromium()
     try:
-        with served_beside(run, "0") as line:
+        with serve_in_child(["hyperbloom.server", "watch", str(run)], "0") as line:
             addresses = {"demo": report, "report": report, "live": line.split()[-1]}
             for name, address in addresses.items():
                 for scheme, suffix in (("light", ""), ("dark", "-dark")):

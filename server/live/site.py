@@ -9,7 +9,6 @@ import hashlib
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -23,7 +22,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.pages.serving import HEADERS, read_only, serve_at, serve_in_child
+from hyperbloom.common.pages.serving import HEADERS, read_only, serve_at
 from hyperbloom.common.program.plain import listening_at
 from hyperbloom.server.live.parts import overview_parts, run_parts
 from hyperbloom.server.live.run import LiveRun, find_runs
@@ -167,8 +166,3 @@ def serve(folder: Path, address: str, say: Callable[[str], None]) -> None:
     if not find_runs(folder):
         raise ConfigError(f"expected the folder of a run, or of runs, found none in {folder}")
     serve_at(address, partial(application, folder), say)
-
-
-def served_beside(folder: Path, address: str) -> AbstractContextManager[str]:
-    """Serve a run's live page in a child process; yield the line with its address; errors as in `serve_in_child`."""
-    return serve_in_child(["hyperbloom.server", "watch", str(folder)], address)

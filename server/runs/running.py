@@ -138,9 +138,9 @@ def run_federation(
 def _listeners(machines: Machines, folder: Path, stack: ExitStack, say: Say) -> Iterator[Listener]:
     """Yield the other listeners that the flags ask for; `stack` closes them."""
     if machines.web:
-        from hyperbloom.server.live.site import served_beside
+        from hyperbloom.common.pages.serving import serve_in_child
 
-        say(stack.enter_context(served_beside(folder, machines.web)))
+        say(stack.enter_context(serve_in_child(["hyperbloom.server", "watch", str(folder)], machines.web)))
     if machines.metrics_port:
         from hyperbloom.server.watch.metrics import RunMetrics, served
 

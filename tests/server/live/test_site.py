@@ -16,9 +16,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
+from hyperbloom.common.pages.serving import serve_in_child
 from hyperbloom.server.live import site
 from hyperbloom.server.live.run import find_runs
-from hyperbloom.server.live.site import serve, served_beside
+from hyperbloom.server.live.site import serve
 
 from ..recorded import Recording
 
@@ -26,7 +27,10 @@ from ..recorded import Recording
 @contextmanager
 def served(folder: Path) -> Iterator[httpx.Client]:
     """Yield a client of the live page of `folder`."""
-    with served_beside(folder, "0") as line, httpx.Client(base_url=line.split()[-1], timeout=30) as client:
+    with (
+        serve_in_child(["hyperbloom.server", "watch", str(folder)], "0") as line,
+        httpx.Client(base_url=line.split()[-1], timeout=30) as client,
+    ):
         yield client
 
 
@@ -118,7 +122,8 @@ def test_wrong_addresses_and_folders_are_refused(tmp_path: Path) -> None:
     Recording(tmp_path / "one").whole()
     with pytest.raises(ConnectionFailed, match=r"--web 192\.0\.2\.1:0: cannot listen there"):
         serve(tmp_path, "192.0.2.1:0", print)
-    with pytest.raises(ConnectionFailed, match="cannot listen there"), served_beside(tmp_path, "192.0.2.1:0"):
+    beside = serve_in_child(["hyperbloom.server", "watch", str(tmp_path)], "192.0.2.1:0")
+    with pytest.raises(ConnectionFailed, match="cannot listen there"), beside:
         pass
 
 
