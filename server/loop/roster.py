@@ -13,6 +13,7 @@ import hashlib
 import hmac
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from hyperbloom.common.errors import ConfigError, RefusedError
@@ -37,8 +38,8 @@ class _Record:
 class Conduct:
     """Counts refused replies and missed deadlines by client, and knows who is in quarantine."""
 
-    def __init__(self) -> None:
-        self._records: dict[str, _Record] = {}
+    def __init__(self, stored: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self._records = {name: _Record(**record) for name, record in stored.items()}
 
     def lied(self, name: str, round_number: int) -> int | None:
         """Count a refused reply; return the last round of the quarantine that it causes, or None."""
@@ -75,15 +76,8 @@ class Conduct:
             record.until = -1 if done is None else record.until - done
 
     def to_json(self) -> dict[str, Any]:
-        """Return all records as the roster stores them."""
+        """Return all records as the roster stores them, and as a new object takes them."""
         return {name: asdict(record) for name, record in self._records.items()}
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "Conduct":
-        """Read what `to_json` returned."""
-        conduct = cls()
-        conduct._records = {name: _Record(**record) for name, record in stored.items()}
-        return conduct
 
 
 class Roster:
@@ -196,7 +190,7 @@ class Roster:
     def from_json(cls, stored: Mapping[str, Any]) -> "Roster":
         """Read what `to_json` returned, with every client away; ConfigError if a row is missing or there twice."""
         roster = cls()
-        roster.conduct = Conduct.from_json(stored.get("conduct", {}))
+        roster.conduct = Conduct(stored.get("conduct", {}))
         roster.moments = tuple(stored.get("moments", ()))
         for entry in stored["clients"]:
             about: dict[str, Any] = {

@@ -174,12 +174,12 @@ def test_three_lies_lead_to_ten_rounds_and_each_further_time_to_twice_as_many() 
     for done, until in ((8, 5), (2, 3), (3, 0)):  # where the next strategy of the run counts its rounds anew
         conduct.begin_anew(done)
         assert [conduct.in_quarantine("a", number) for number in (until, until + 1)] == [True, False]
-    again = Conduct.from_json(conduct.to_json())
+    again = Conduct(conduct.to_json())
     again.begin_anew()  # a run from this one's state begins by scoring it, in round 0
     assert not again.in_quarantine("a", 0) and not again.in_quarantine("a", 1)
     assert again.lied("a", 1) is again.lied("a", 2) is None
     assert again.lied("a", 3) == 23, "a second quarantine is twice as long, also in another run"
-    conduct = Conduct.from_json(json.loads(json.dumps(conduct.to_json())))
+    conduct = Conduct(json.loads(json.dumps(conduct.to_json())))
     assert [conduct.lied("a", 14), conduct.lied("a", 15), conduct.lied("a", 20)] == [None, None, 40]
     assert [conduct.lied("b", 21), conduct.lied("b", 21)] == [None, 31]
 
