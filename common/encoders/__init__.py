@@ -1,6 +1,6 @@
 """Encoders: networks that map a client's unlabelled examples to a descriptor, from which its weights are generated.
 
-The server initialises and trains them, and clients run them. Each file holds one architecture in pure torch.
+The server initialises and trains them, and clients run them. They are pure torch.
 """
 
 import hashlib
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hyperbloom.common.encoders.base import Encoder, encode, encode_backward
-from hyperbloom.common.encoders.deepset import DeepSet
-from hyperbloom.common.encoders.private import Private
+from hyperbloom.common.encoders.deepset import DeepSet, Private
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
 
