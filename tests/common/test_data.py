@@ -19,7 +19,7 @@ from hyperbloom.common.data import (
     load,
     load_client_data,
 )
-from hyperbloom.common.data.registry import read_pool
+from hyperbloom.common.data.load import read_pool
 from hyperbloom.common.errors import DataError
 
 FINGERPRINT = """

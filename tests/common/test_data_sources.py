@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from hyperbloom.common.data import DATASETS, ClientData, DataSpec, load_client_data
 from hyperbloom.common.data.files import need
+from hyperbloom.common.data.load import read_pool
 from hyperbloom.common.data.published import FileBlock
-from hyperbloom.common.data.registry import read_pool
 from hyperbloom.common.errors import DataError
 
 Bytes = NDArray[np.uint8]
