@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.measure import machine
-from hyperbloom.client.work import precision
+from hyperbloom.client.work import sgd as training
 from hyperbloom.client.work.sgd import FlatPart, Network, train
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
@@ -59,8 +59,8 @@ def measure(width: int, layers: int, steps: int, device: torch.device) -> tuple[
         for half in (False, True):
             shared.load(start)
             with (
-                patch.object(precision, "LARGE", 0),
-                patch.object(precision, "gains_by_half", lambda _, half=half: half),
+                patch.object(training, "LARGE", 0),
+                patch.object(training, "gains_by_half", lambda _, half=half: half),
             ):
                 began = time.perf_counter()
                 train(Network(module, shared, none), data, sgd, seed=0)
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--device", default="cpu", type=torch.device)
     arguments = parser.parse_args()
-    print(f"{machine()}; this device gains: {precision.gains_by_half(arguments.device)}")
+    print(f"{machine()}; this device gains: {training.gains_by_half(arguments.device)}")
     print("| ViT | frozen numbers | s a step | in bfloat16 | ratio | distance |\n|---|---:|---:|---:|---:|---:|")
     for name, (width, layers) in SIZES.items():
         frozen, (single, half), distance = measure(width, layers, arguments.steps, arguments.device)

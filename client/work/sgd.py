@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hyperbloom.client.work.precision import forward
 from hyperbloom.client.work.steps import repeat
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
@@ -20,6 +19,9 @@ from hyperbloom.common.wire.orders import SGD
 
 MOST_DRAWN = 2**27
 """Most examples in all steps of a training, whose numbers take 1 GiB."""
+
+LARGE = 10_000_000
+"""Frozen numbers from which on half precision pays for the casts (`benchmarks/half_precision.py`)."""
 
 
 class Flat:
@@ -132,11 +134,34 @@ def draw_batches(examples: int, batch_size: int, steps: int, seed: int) -> Tenso
     return torch.stack([torch.randperm(examples, generator=generator)[:size].clone() for _ in range(steps)])
 
 
+def gains_by_half(device: torch.device) -> bool:
+    """Return whether a device multiplies matrices of bfloat16 faster than those of float32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and torch.cpu._is_amx_tile_supported()
+
+
+def outputs_of(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a network's outputs for training, computed in half precision where a large frozen network gains by it.
+
+    What is trained stays in single precision, and models are scored in single precision. The rule depends on the
+    network and the device alone, not on a measurement, so that a run gives the same numbers again.
+    """
+    frozen = sum(part.numel() for part in module.buffers())
+    outputs: Tensor
+    if frozen < LARGE or not gains_by_half(inputs.device):
+        outputs = module(inputs)
+        return outputs
+    with torch.autocast(inputs.device.type, torch.bfloat16):
+        outputs = module(inputs)
+    return outputs.float()
+
+
 def backward(module: nn.Module, parts: Sequence[Flat], data: Examples, batch: Tensor) -> Tensor:
     """Compute the gradient of the loss on the examples `batch` into `parts`, and return the loss as a scalar."""
     for part in parts:
         part.gradient.zero_()
-    loss = data.loss(forward(module, data.inputs[batch]), batch)
+    loss = data.loss(outputs_of(module, data.inputs[batch]), batch)
     loss.backward()
     return loss.detach()
 

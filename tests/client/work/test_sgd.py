@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from hyperbloom.client.work import sgd
 from hyperbloom.client.work.scoring import evaluate
-from hyperbloom.client.work.sgd import FlatPart, Network, draw_batches, train
+from hyperbloom.client.work.sgd import FlatPart, Network, backward, draw_batches, train
+from hyperbloom.common import models
 from hyperbloom.common.data import Examples
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.models import HEAD, MLP, LeNet
+from hyperbloom.common.models import HEAD, MLP, LeNet, ModelSpec
 from hyperbloom.common.wire.orders import SGD
 
 from ...scores import count_right
@@ -278,3 +279,44 @@ def test_batches_are_drawn_on_the_cpu_for_every_device(monkeypatch: pytest.Monke
     train(network(module, "none"), some_examples("mlp", 17), STEPS, SEED)
     assert [batch.device.type for batch in drawn] == ["cpu"]
     assert torch.equal(drawn[0], draw_batches(17, 5, 20, 11))
+
+
+# ---------------------------------------------------------------------- half precision
+
+LORA = ModelSpec("mlp", "S", (1, 8, 8), 4, "lora:r=2")
+DATA = Examples(torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 4)
+
+
+def gradient_of_a_step() -> torch.Tensor:
+    torch.manual_seed(0)
+    module = models.build(LORA)
+    part = FlatPart(module, Layout.of(module))
+    with torch.no_grad():
+        part.values.add_(torch.randn_like(part.values), alpha=0.1)  # LoRA's B starts at zero
+    loss = backward(module, [part], DATA, torch.arange(40))
+    assert loss.dtype == part.gradient.dtype == torch.float32
+    return part.gradient.clone()
+
+
+@pytest.mark.parametrize(("large", "gains", "half"), [(1, True, True), (1, False, False), (10_000_000, True, False)])
+def test_a_large_frozen_network_is_passed_in_half_precision(
+    large: int, gains: bool, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = gradient_of_a_step()
+    monkeypatch.setattr(sgd, "LARGE", large)
+    monkeypatch.setattr(sgd, "gains_by_half", lambda device: gains)
+    found = gradient_of_a_step()
+    assert torch.equal(found, expected) == (not half)
+    assert float((found - expected).norm() / expected.norm()) < 0.1  # bfloat16 has eight bits
+
+
+def test_what_is_trained_as_a_whole_is_passed_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sgd, "LARGE", 1)
+    monkeypatch.setattr(sgd, "gains_by_half", lambda device: True)
+    module, inputs = nn.Linear(3, 2), torch.rand(5, 3)
+    assert torch.equal(sgd.outputs_of(module, inputs), module(inputs))
+
+
+def test_the_rule_knows_devices() -> None:
+    assert sgd.gains_by_half(torch.device("cpu")) == torch.cpu._is_amx_tile_supported()
+    assert not sgd.gains_by_half(torch.device("meta"))
