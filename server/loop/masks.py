@@ -14,6 +14,7 @@ server learns nothing in this round. Otherwise the algorithm receives the mean a
 algorithm with `sums` uses only the weighted mean of the updates, so its result is the same.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -21,21 +22,24 @@ from typing import TypeVar
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
 
 from hyperbloom.common.config import FEWEST_CLIENTS, RunConfig
 from hyperbloom.common.errors import WireError
+from hyperbloom.common.layout import Layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy import masks as protocol
 from hyperbloom.common.secrecy.keys import verify
-from hyperbloom.common.secrecy.sums import pack_places, signed_keys, signed_set, told
+from hyperbloom.common.secrecy.sums import pack_places, part_digests, signed_keys, signed_set, told
 from hyperbloom.common.wire import masks as wire
 from hyperbloom.common.wire.orders import Order, TrainOrder, TrainResult
 from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.exchange import Outcome, capped_examples
 from hyperbloom.server.loop.exchange import told as as_told
-from hyperbloom.server.loop.masked_sum import MaskedSum
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, through
 from hyperbloom.strategies.turn import Turn
+
+log = logging.getLogger("hyperbloom.server")
 
 AnswerT = TypeVar("AnswerT")
 Blame = Callable[[Client, str, Outcome], None]
@@ -60,6 +64,65 @@ def under_masks(
 
 class _Dropped(Exception):
     """The round learns nothing; the message says why."""
+
+
+class MaskedSum:
+    """Lays out the tensors of all clients in one sum.
+
+    Clients share a tensor only if they were sent the same values for it. A tensor that too few have is left out: at
+    least `FEWEST_CLIENTS` owners must remain after the worst loss of clients, or the sum would tell too much of each.
+
+    Attributes:
+        owners: by part, the rows of the clients that have it.
+        slices: by part, its place in the sum.
+    """
+
+    def __init__(self, sent: Mapping[int, Weights], digest: bytes, threshold: int) -> None:
+        self._layouts = {row: weights.layout for row, weights in sent.items()}
+        known: dict[tuple[Layout, int], dict[bytes, str]] = {}  # most clients are sent the very same vector
+        self._names: dict[int, dict[bytes, str]] = {}
+        self.owners: dict[bytes, list[int]] = {}
+        lengths: dict[bytes, int] = {}
+        for row, weights in sent.items():
+            key = weights.layout, weights.values.data_ptr()
+            if key not in known:
+                known[key] = part_digests(weights, digest)
+            self._names[row] = known[key]
+            places = {name: place for name, place, _ in weights.layout.slices()}
+            for part, name in known[key].items():
+                self.owners.setdefault(part, []).append(row)
+                lengths[part] = places[name].stop - places[name].start
+        fewest = len(sent) - threshold + FEWEST_CLIENTS
+        self.slices: dict[bytes, slice] = {}
+        self.total = 0
+        for part, length in lengths.items():
+            if len(self.owners[part]) >= fewest:
+                self.slices[part] = slice(self.total, self.total + length)
+                self.total += length
+        left_out = sum(lengths.values()) - self.total
+        if left_out:
+            log.warning("%d weights are not summed: fewer than %d clients of the round have them", left_out, fewest)
+
+    def mean(self, total: protocol.Words, scale: protocol.Scale, weights: Mapping[int, int]) -> NDArray[np.float64]:
+        """Return the mean change `(total,)` of the unmasked sum; `weights` has those of its clients by row.
+
+        Raises:
+            WireError: no honest clients can have sent numbers with this sum.
+        """
+        mean = np.empty(len(total))
+        for part, place in self.slices.items():
+            weight = sum(weights.get(row, 0) for row in self.owners[part])
+            mean[place] = scale.decode(total[place], weight)
+        return mean
+
+    def gather(self, values: NDArray[np.float64], row: int) -> NDArray[np.float64]:
+        """Return the values of a sum that belong to a client's vector `(P,)`, with zeros for tensors not in the sum."""
+        gathered = np.zeros(self._layouts[row].numel)
+        parts = {name: part for part, name in self._names[row].items() if part in self.slices}
+        for name, place, _ in self._layouts[row].slices():
+            if name in parts:
+                gathered[place] = values[self.slices[parts[name]]]
+        return gathered
 
 
 class _MaskedTraining:

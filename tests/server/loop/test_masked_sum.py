@@ -8,7 +8,7 @@ from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.secrecy.masks import Scale
 from hyperbloom.common.wire.weights import Weights
-from hyperbloom.server.loop.masked_sum import MaskedSum
+from hyperbloom.server.loop.masks import MaskedSum
 
 BODY, HEAD = ("body", (2, 3)), ("head", (4,))
 FOUR = dict.fromkeys(range(4), ("body", "head"))
