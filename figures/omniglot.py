@@ -43,7 +43,7 @@ class _PackedBlock:
     def __len__(self) -> int:
         return len(self.bits)
 
-    def take(self, rows: IntArray) -> AnyArray:
+    def __getitem__(self, rows: IntArray, /) -> AnyArray:
         """Return float32 `(len(rows), 1, 28, 28)`; each value is the share of ink on its area."""
         images = np.empty((len(rows), 1, SIDE, SIDE), np.float32)
         for start in range(0, len(rows), CHUNK):

@@ -24,7 +24,7 @@ from hyperbloom.common.data import DataSpec
 from hyperbloom.common.data.draws import FIXED_SEED, IntArray, generator, three_parts
 from hyperbloom.common.data.files import check_labels, read_arrays
 from hyperbloom.common.data.own import check_pair, with_units
-from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
+from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.errors import DataError
 
@@ -69,7 +69,7 @@ def airline_tweets() -> Pool:
     users, owners = np.unique([user for _, user, _ in rows], return_inverse=True)
     labels = np.array([MOODS.index(label) for label, _, _ in rows], dtype=np.int64)
     stored = np.array([tokens(text) for _, _, text in rows], dtype=np.float32)
-    whole, rng = Portion.of(ArrayBlock(stored), labels, owners), generator(FIXED_SEED, "tweets")
+    whole, rng = Portion.of(stored, labels, owners), generator(FIXED_SEED, "tweets")
     train, val, test = whole.split(lambda strata: three_parts(strata, 0.15, rng))
     return Pool("airline-tweets", train, val, test, MOODS, Scaling(1.0), tuple(users.tolist()))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hyperbloom.common.data.draws import FIXED_SEED, generator, three_parts
-from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
+from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError
@@ -28,7 +28,7 @@ def read_digits(spec: DataSpec) -> Pool:
     table = _numbers("digits", "digits.csv.gz", ",").astype(np.uint8)  # (1797, 65): pixels from 0 to 16, and the digit
     images, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64)
     rng = generator(FIXED_SEED, "digits")
-    train, val, test = Portion.of(ArrayBlock(images), labels).split(lambda strata: three_parts(strata, 0.2, rng))
+    train, val, test = Portion.of(images, labels).split(lambda strata: three_parts(strata, 0.2, rng))
     return Pool(spec.data, train, val, test, tuple(str(digit) for digit in range(10)), SCALING)
 
 
@@ -37,7 +37,7 @@ def read_diabetes(spec: DataSpec) -> Pool:
     inputs = _numbers("diabetes", "diabetes_data_raw.csv.gz", None).astype(np.float32)
     labels = _numbers("diabetes", "diabetes_target.csv.gz", None).astype(np.float32)
     rng = generator(FIXED_SEED, "diabetes")
-    train, val, test = Portion.of(ArrayBlock(inputs), labels).split(lambda strata: three_parts(strata, 0.2, rng))
+    train, val, test = Portion.of(inputs, labels).split(lambda strata: three_parts(strata, 0.2, rng))
     scaling = Scaling(1.0, tuple(inputs.mean(axis=0).tolist()), tuple(inputs.std(axis=0).tolist()))
     return Pool(spec.data, train, val, test, ("progression",), scaling)
 

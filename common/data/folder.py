@@ -37,7 +37,7 @@ class ImageBlock:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def take(self, rows: IntArray) -> AnyArray:
+    def __getitem__(self, rows: IntArray, /) -> AnyArray:
         """Return uint8 `(len(rows), C, H, W)`; DataError if an image cannot be decoded."""
         channels, (width, height) = (1 if self.mode == "L" else 3), self.size
         images = np.empty((len(rows), channels, height, width), np.uint8)

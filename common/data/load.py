@@ -18,7 +18,7 @@ from hyperbloom.common.data.flwr_datasets import HUB, read_hub
 from hyperbloom.common.data.folder import read_folder
 from hyperbloom.common.data.own import BYTES, check_inputs, read_function, read_npz
 from hyperbloom.common.data.partition import Deal, deal_to_clients, find_partitioner
-from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
+from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.published import PUBLISHED, read_published
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.spec import TABLES, DataSpec
@@ -206,7 +206,7 @@ def _unlabelled(spec: DataSpec) -> tuple[list[Portion], Scaling]:
         arrays = read_arrays(path)
         if set(arrays) == {"x"}:
             stored = check_inputs(arrays["x"], f"{path}: key 'x'")
-            made = Portion.of(ArrayBlock(stored), np.zeros(len(stored), dtype=np.int64))
+            made = Portion.of(stored, np.zeros(len(stored), dtype=np.int64))
             return [made], BYTES if stored.dtype == np.uint8 else Scaling(1.0)
     pool = read_pool(replace(spec, partition=None))
     return list(pool.portions.values()), pool.scaling

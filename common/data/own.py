@@ -16,7 +16,7 @@ from hyperbloom.common.data.draws import IntArray, generator, hold_out, three_pa
 from hyperbloom.common.data.examples import ClientData
 from hyperbloom.common.data.files import read_arrays
 from hyperbloom.common.data.labels import as_labels
-from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
+from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError, printable
@@ -53,7 +53,7 @@ def check_pair(inputs: AnyArray, labels: AnyArray, inputs_name: str, labels_name
         raise DataError(f"{labels_name}: expected {len(stored)} labels, as {inputs_name}, found {len(checked)}")
     if checked.ndim == 3 and checked.shape[1:] != stored.shape[2:]:
         raise DataError(f"{labels_name}: expected masks as large as the images, found {checked.shape[1:]}")
-    return Portion.of(ArrayBlock(stored), checked)
+    return Portion.of(stored, checked)
 
 
 def check_inputs(inputs: AnyArray, name: str) -> AnyArray:
@@ -101,9 +101,9 @@ def check_parts(parts: Sequence[Portion], names: Sequence[str]) -> None:
         DataError: A part differs from the first one.
     """
     nothing = np.arange(0)
-    first, labels = parts[0].blocks[0].take(nothing), parts[0].labels
+    first, labels = parts[0].blocks[0][nothing], parts[0].labels
     for part, name in zip(parts, names, strict=True):
-        other = part.blocks[0].take(nothing)
+        other = part.blocks[0][nothing]
         if other.shape[1:] != first.shape[1:] or other.dtype != first.dtype:
             expected = f"{first.dtype} inputs of shape {first.shape[1:]} as {names[0]}"
             raise DataError(f"{name}: expected {expected}, found {other.dtype} {other.shape[1:]}")
@@ -177,7 +177,7 @@ def build_pool(
         (test,) = others or rest
     else:
         train, val, test = parts
-    bytes_stored = train.blocks[0].take(np.arange(0)).dtype == np.uint8
+    bytes_stored = train.blocks[0][np.arange(0)].dtype == np.uint8
     scaling = BYTES if bytes_stored else Scaling(1.0)
     pool = Pool(name, train, val, test, (), scaling, tuple(owner_names))
     least = pool.least_outputs
@@ -278,7 +278,7 @@ def _pool(function: Callable[[], object], name: str) -> Pool:
         return value
     if isinstance(value, ClientData):
         train, val, test = (
-            Portion.of(ArrayBlock(part.inputs.cpu().numpy()), part.labels.cpu().numpy())
+            Portion.of(part.inputs.cpu().numpy(), part.labels.cpu().numpy())
             for part in (value.train, value.val, value.test)
         )
         return Pool(name, train, val, test, value.class_names, Scaling(1.0))

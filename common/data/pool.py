@@ -21,27 +21,13 @@ from hyperbloom.common.data.schema import Schema
 
 
 class Block(Protocol):
-    """A sequence of stored inputs with access by row."""
+    """A sequence of stored inputs with access by row, such as an array in memory, `(n, C, H, W)` or `(n, F)`."""
 
     def __len__(self) -> int: ...
 
-    def take(self, rows: IntArray) -> AnyArray:
+    def __getitem__(self, rows: IntArray, /) -> AnyArray:
         """Return the inputs at `rows`, `(len(rows), *shape)`; `rows` may be empty."""
         ...
-
-
-@dataclass(frozen=True)
-class ArrayBlock:
-    """Inputs in memory, `(n, C, H, W)` or `(n, F)`."""
-
-    array: AnyArray
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def take(self, rows: IntArray) -> AnyArray:
-        """Return a copy of the rows."""
-        return self.array[rows]
 
 
 @dataclass(frozen=True)
@@ -93,7 +79,7 @@ class Portion:
         order = np.argsort(self.rows, kind="stable")
         edges = np.searchsorted(self.rows[order], starts)
         places = zip(self.blocks, starts, edges, edges[1:], strict=False)
-        taken = [block.take(self.rows[order[low:high]] - start) for block, start, low, high in places]
+        taken = [block[self.rows[order[low:high]] - start] for block, start, low, high in places]
         return np.concatenate(taken)[np.argsort(order)]  # blocks were read in ascending order of rows
 
     def examples(self, scaling: Scaling) -> Examples:

@@ -80,7 +80,7 @@ class FileBlock:
         """Return the last byte before the pixels of every record, int64 `(count,)`."""
         return np.array(self._records()[:, self.label - 1], dtype=np.int64)
 
-    def take(self, rows: IntArray) -> AnyArray:
+    def __getitem__(self, rows: IntArray, /) -> AnyArray:
         """Return the images at `rows`, uint8 `(len(rows), C, H, W)`."""
         return np.asarray(self._records()[rows])[:, self.label :].reshape(len(rows), *self.shape)
 

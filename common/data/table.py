@@ -16,7 +16,7 @@ import numpy as np
 from hyperbloom.common.data.draws import FIXED_SEED
 from hyperbloom.common.data.files import need
 from hyperbloom.common.data.own import build_pool
-from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
+from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.schema import Schema, Table, load_schema, propose
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.data.texts import most_tokens
@@ -62,7 +62,7 @@ def schema_of(spec: DataSpec, table: Table) -> Schema:
 def _pool(
     name: str, table: Table, schema: Schema, units: dict[str, str | None], seed: int, backbone: str | None = None
 ) -> Pool:
-    whole = Portion.of(ArrayBlock(schema.inputs(table, name, backbone)), schema.labels(table, name))
+    whole = Portion.of(schema.inputs(table, name, backbone), schema.labels(table, name))
     columns = {kind: column for kind, column in units.items() if column}
     if absent := [column for column in columns.values() if column not in table]:
         raise DataError(f"{name}: expected a column {absent[0]!r} of owners or groups, found {', '.join(table)[:200]}")

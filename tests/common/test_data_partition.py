@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hyperbloom.common.data import PARTITIONERS, DataSpec, load_client_data, partition
 from hyperbloom.common.data.draws import IntArray, generator, hold_out, three_parts
 from hyperbloom.common.data.partition import Deal
-from hyperbloom.common.data.pool import ArrayBlock, Pool, Portion
+from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import DataError
 
@@ -19,7 +19,7 @@ PARTS = ("train", "val", "test")
 def portion(per_class: int, classes: int) -> Portion:
     """Return `per_class` examples of each class, in mixed order."""
     labels = np.tile(np.arange(classes), per_class)
-    block = ArrayBlock(np.arange(len(labels), dtype=np.float32)[:, None])
+    block = np.arange(len(labels), dtype=np.float32)[:, None]
     return Portion.of(block, labels)
 
 

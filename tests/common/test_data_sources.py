@@ -127,13 +127,13 @@ def test_cifar100_is_read_to_the_pixel(tmp_path: Path) -> None:
 def test_a_client_reads_its_own_records_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar10(tmp_path)
     read: list[int] = []
-    take = FileBlock.take
+    take = FileBlock.__getitem__
 
     def counting(block: FileBlock, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         read.append(len(rows))
         return take(block, rows)
 
-    monkeypatch.setattr(FileBlock, "take", counting)
+    monkeypatch.setattr(FileBlock, "__getitem__", counting)
     data = load_client_data(DataSpec(data="cifar10", root=tmp_path, split="iid", partition=0, partitions=10))
     assert sum(read) == len(data.train) + len(data.val) + len(data.test) == 12
 
