@@ -93,8 +93,8 @@ def read_config(folder: Path, own_code: bool = True) -> RunConfig:
         raise ConfigError(f"expected the folder of a run, found no {path}")
     config = load_run_config(path, {})
     plain = _PLAIN | ({"name"} if config.data.name.startswith("hf:") else set())  # a strategy so named is code
-    words = _words(config.model_dump(exclude={"adapt": True, "compression": True, "data": plain}))
-    named = [] if own_code else [name for name in words if ":" in name]
+    values = flat(config.model_dump(mode="json", exclude={"adapt": True, "compression": True, "data": plain}))
+    named = [] if own_code else [word for _, text in values for word in text.split() if ":" in word]
     if named:
         raise ConfigError(f"{path}: names code of its own, {named[0]!r}; if you trust this folder, add --own-code")
     return config
@@ -111,11 +111,3 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _words(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | tuple | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _words(part)
