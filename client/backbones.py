@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, ModelError
+from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, ModelError, describe
 from hyperbloom.common.handout import PATTERNS
 from hyperbloom.common.program.commands import FOLDER, Flag, command, group
 
@@ -26,8 +26,6 @@ def _get(name: str, revision: str | None, root: Path | None) -> None:
 
     It is checked, and its folder named. A fetch that was cut off goes on where it stopped.
     """
-    from hyperbloom.common.program.importing import describe
-
     try:
         import huggingface_hub
     except ImportError:

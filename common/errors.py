@@ -98,3 +98,10 @@ def attempt(function: Callable[..., T], *arguments: object) -> T | Exception:
         return function(*arguments)
     except Exception as error:
         return error
+
+
+def describe(value: object) -> str:
+    """Return one line about a value: the type and text of an error, or the type of any other value."""
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {' '.join(str(value).split())}"
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__

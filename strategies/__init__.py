@@ -3,9 +3,8 @@
 import inspect
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.program.importing import current_directory, describe, find_function
-from hyperbloom.common.program.plugins import find_plugin, plugins
+from hyperbloom.common.errors import ConfigError, describe
+from hyperbloom.common.program.plugins import current_directory, find_function, find_plugin, plugins
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.ditto import Ditto
 from hyperbloom.strategies.fedavg import FedAvg

@@ -19,8 +19,7 @@ from hyperbloom.client.link import internals as flower
 from hyperbloom.client.link.connection import WAIT_S, Connection
 from hyperbloom.client.link.pacer import Pacer
 from hyperbloom.client.link.server import FOR_NOW, REASONS, UNKNOWN_NODE, Link, explanation, refusal, speaks_tls
-from hyperbloom.common.errors import ConnectionFailed, RefusedError
-from hyperbloom.common.program.importing import describe
+from hyperbloom.common.errors import ConnectionFailed, RefusedError, describe
 from hyperbloom.common.program.signals import end_with, terminate_as_interrupt
 from hyperbloom.common.wire.orders import Notice
 from hyperbloom.common.wire.pack import unpack

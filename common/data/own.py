@@ -19,9 +19,8 @@ from hyperbloom.common.data.labels import as_labels
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
-from hyperbloom.common.errors import DataError, printable
-from hyperbloom.common.program.importing import current_directory, describe, find_function
-from hyperbloom.common.program.plugins import Plugin
+from hyperbloom.common.errors import DataError, describe, printable
+from hyperbloom.common.program.plugins import Plugin, current_directory, find_function
 
 CHANNELS = (1, 3, 4)
 

@@ -22,8 +22,7 @@ from hyperbloom.common.data.own import check_pair
 from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
-from hyperbloom.common.errors import DataError
-from hyperbloom.common.program.importing import describe
+from hyperbloom.common.errors import DataError, describe
 
 HELD_OUT = 10_000  # of the 50,000 or 60,000 training images, as the pFedHN paper's code does
 HOW = "Fetch them: flower-client download DATA --root {root}; or put the official files there, unpacked"

@@ -8,8 +8,7 @@ import numpy as np
 
 from hyperbloom.common.data.files import need
 from hyperbloom.common.data.scaling import AnyArray
-from hyperbloom.common.errors import DataError
-from hyperbloom.common.program.importing import describe
+from hyperbloom.common.errors import DataError, describe
 
 FILES = (
     *("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model"),

@@ -36,12 +36,11 @@ from hyperbloom.common.config import Positive, Section, check
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.data.texts import TOKENIZER, copy_tokenizer
-from hyperbloom.common.errors import ConfigError, ModelError
+from hyperbloom.common.errors import ConfigError, ModelError, describe
 from hyperbloom.common.files.storage import write_bytes, write_tensors
 from hyperbloom.common.models import ModelSpec, build, full_layout, merged, model_names
 from hyperbloom.common.models.adapt import write_adapter
 from hyperbloom.common.models.generated import Generated
-from hyperbloom.common.program.importing import describe
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
 OPSET = 18

@@ -20,12 +20,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules import transformer
 
-from hyperbloom.common.errors import ModelError
+from hyperbloom.common.errors import ModelError, describe
 from hyperbloom.common.graphs import operations
 from hyperbloom.common.graphs.graph import Graph, Node
 from hyperbloom.common.graphs.layer import LayerError, LayerType
 from hyperbloom.common.models.parts import untouched
-from hyperbloom.common.program.importing import describe
 
 BATCH = 2
 _CONSTANT = (bool, int, float, str, type(None))

@@ -26,9 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hyperbloom.common.errors import ConfigError, ModelError
+from hyperbloom.common.errors import ConfigError, ModelError, describe
 from hyperbloom.common.files.storage import write_tensors
-from hyperbloom.common.program.importing import describe
 
 ALL = "all"
 LORA = "default"

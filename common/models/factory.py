@@ -7,10 +7,9 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-from hyperbloom.common.errors import ModelError
+from hyperbloom.common.errors import ModelError, describe
 from hyperbloom.common.models.parts import untouched
-from hyperbloom.common.program.importing import current_directory, describe, find_function
-from hyperbloom.common.program.plugins import Plugin
+from hyperbloom.common.program.plugins import Plugin, current_directory, find_function
 
 WHAT = "a function (input_shape, num_classes) that returns a torch.nn.Module"
 EXPECTED = f"expected {WHAT}"

@@ -18,10 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hyperbloom.common.errors import ModelError
+from hyperbloom.common.errors import ModelError, describe
 from hyperbloom.common.models.factory import build_from_factory, check_logits
 from hyperbloom.common.models.parts import last_layer
-from hyperbloom.common.program.importing import describe
 
 WEIGHTS = "model.safetensors"
 _FETCHES = ("pretrained", "checkpoint", "cache")

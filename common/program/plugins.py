@@ -1,4 +1,6 @@
-"""Plug-ins: installed packages that add strategies, models, data sets or tasks under short names, by entry points.
+"""Code of users: functions that the command line names as `package.module:function`, and plug-ins.
+
+A plug-in is an installed package that adds strategies, models, data sets or tasks under short names, by entry points.
 
     [project.entry-points."hyperbloom.strategies"]
     momentum = "hospital_plugins.momentum:FedAvgM"
@@ -8,16 +10,45 @@ The groups are `hyperbloom.strategies`, `hyperbloom.models`, `hyperbloom.dataset
 its name is used.
 """
 
-from collections.abc import Callable, Container, Mapping
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Literal
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, Literal
 
-from hyperbloom.common.errors import HyperbloomError
-from hyperbloom.common.program.importing import find_function
+from hyperbloom.common.errors import HyperbloomError, describe
 
 Kind = Literal["strategies", "models", "datasets", "tasks", "trackers"]
+
+
+@contextmanager
+def current_directory() -> Iterator[None]:
+    """Make the current directory importable. An installed command does not search the folder in which it starts."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def find_function(name: str, what: str, error: type[HyperbloomError]) -> Callable[..., object]:
+    """Import and return the function `package.module:function`; `what` describes the expected one in errors.
+
+    Raises:
+        error: the function cannot be imported, or is not callable.
+    """
+    try:
+        found: Any = resolve_name(name)
+    except Exception as cause:
+        raise error(f"{name}: expected {what}, found {describe(cause)}; searched from {Path.cwd()}") from cause
+    if not callable(found):
+        raise error(f"{name}: expected {what}, found {describe(found)}")
+    return found
 
 
 @dataclass(frozen=True)
