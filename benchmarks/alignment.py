@@ -27,9 +27,8 @@ from hyperbloom.common.alignment import factor_weights
 from hyperbloom.common.cka import linear_cka_with
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import laid_out
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import Aligned
-from hyperbloom.common.wire.weights import Weights
 
 SimilarityTo = Callable[[Tensor], Callable[[Tensor], Tensor]]
 IMAGES = random_images(400).to("cpu")

@@ -21,11 +21,10 @@ from flwr.app import Context, Message, RecordDict
 from benchmarks.federation import LENET_FLOATS
 from benchmarks.measure import Comparison, main
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.common.wire.orders import EvaluateResult, Greeting, Introduction, SplitScore, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.session import Session

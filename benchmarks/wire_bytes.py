@@ -30,11 +30,10 @@ from torch import nn
 
 from benchmarks.measure import Comparison, main, sgd_of
 from hyperbloom.common.config import LocalConfig
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import MLP, LeNet
 from hyperbloom.common.wire.orders import Scope, Target, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.grids.inline import InlineGrid
 
 NODE = 2**63 + 1  # node ids are random and 64 bits wide

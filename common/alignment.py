@@ -17,8 +17,7 @@ from torch import Tensor
 
 from hyperbloom.common.cka import centred, linear_factor
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.layout import Layout
-from hyperbloom.common.wire.weights import Weights
+from hyperbloom.common.layout import Layout, Weights
 
 FACTOR_BYTES = 4 * 2**20
 """Largest size of a factor on the wire, in both directions."""

@@ -36,11 +36,10 @@ from hyperbloom.client.work.methods import LOCAL_METHODS, train_only
 from hyperbloom.client.work.sgd import Network, train
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError, WireError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import METHODS, Method
 from hyperbloom.common.models import ALL
 from hyperbloom.common.wire.orders import SGD, Introduction
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update

@@ -20,9 +20,8 @@ from pydantic import Field
 
 from hyperbloom.common.config import Section
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import head_layout
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update

@@ -30,10 +30,9 @@ from torch import Tensor
 
 from figures.pfl_client import ErrorsOrder, ErrorsResult, MomentsOrder, MomentsResult, TryOrder
 from hyperbloom.common.errors import ConfigError, WireError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import ModelSpec, head_layout
 from hyperbloom.common.wire.orders import EvaluateResult, Introduction
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies import STRATEGIES
 from hyperbloom.strategies.algorithm import Setting
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask

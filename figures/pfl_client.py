@@ -18,11 +18,10 @@ from hyperbloom.client.work.networks import load, loaded_network
 from hyperbloom.client.work.scoring import EVALUATION_BATCH, score_of, settle_norms
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import OWN
 from hyperbloom.common.models.parts import features
 from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, SplitScore, Target
-from hyperbloom.common.wire.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,9 @@ from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.wire.orders import TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.session import Session

@@ -34,12 +34,11 @@ from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.data.schema import read_schema
 from hyperbloom.common.errors import HyperbloomError
 from hyperbloom.common.graphs import Graph, trace
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import FedProx, Method
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.wire.orders import SGD, Introduction, Noise, Scope, Target, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.loop.listener import Checkpoint, Progress, Selection
 from hyperbloom.server.loop.roster import Roster

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import ModelSpec, body_layout, build, full_layout
 from hyperbloom.common.wire.orders import (
     SGD,
@@ -30,7 +31,6 @@ from hyperbloom.common.wire.orders import (
     TrainOrder,
 )
 from hyperbloom.common.wire.pack import pack
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.grids.live import LiveGrid
 
 SPEC = ModelSpec("mlp", "M", (1, 8, 8), 10)

@@ -20,14 +20,13 @@ from torch import Tensor
 from hyperbloom.common import models
 from hyperbloom.common.config import RunConfig, Section, check
 from hyperbloom.common.errors import ConfigError, ModelError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import Method
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 from hyperbloom.common.wire.orders import EvaluateResult, Introduction, Refinement
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.exchange import Client, Exchanges, Update, train
 from hyperbloom.strategies.turn import Evaluation, Turn
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, encoder_layout, version_of
 from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.seeds import derive
-from hyperbloom.common.wire.weights import Weights
 
 OUTLIER = 7.5
 """Largest distance from the median, in median distances, in calibration: 5 deviations of a Gaussian."""

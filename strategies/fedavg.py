@@ -13,9 +13,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import Method
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import Algorithm, Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Update
 

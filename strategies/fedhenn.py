@@ -35,13 +35,13 @@ from hyperbloom.common.alignment import LARGEST_REFERENCE, check_factor, widest
 from hyperbloom.common.config import Section, Share
 from hyperbloom.common.data import DataSpec, read_reference
 from hyperbloom.common.errors import ConfigError, RefusedError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.methods import Aligned
 from hyperbloom.common.models import Adapt
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.exchanges import ReferenceOrder, ReferenceResult, RepresentOrder, RepresentResult
 from hyperbloom.common.wire.orders import Introduction
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import Algorithm, Recipe
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Update, ask, train
 from hyperbloom.strategies.fedavg import FedAvg

@@ -33,10 +33,9 @@ from torch import Tensor
 from hyperbloom.common.config import Positive, Rate
 from hyperbloom.common.errors import CohortError, ConfigError, ModelError, RefusedError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import OWN, ModelSpec
 from hyperbloom.common.wire.orders import ALL_TYPES, Introduction, Refinement
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import LARGEST_NETWORK, Algorithm, Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.hypernetworks.graph import Target, average_parts, follow, split_parts

@@ -37,11 +37,11 @@ from torch import Tensor
 from hyperbloom.common.config import Positive, Rate
 from hyperbloom.common.encoders import ENCODERS, EncoderSpec, descriptor_layout
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import backbone_shape
 from hyperbloom.common.newcomers import SHARES, Expectation, expect
 from hyperbloom.common.wire import exchanges as wire
 from hyperbloom.common.wire.orders import EvaluateResult, TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import rank_of
 from hyperbloom.strategies.encoder import ServerEncoder
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, ask, draw, train

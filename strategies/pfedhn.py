@@ -41,10 +41,9 @@ from torch import Tensor
 
 from hyperbloom.common.config import Positive, Rate, Section, Share
 from hyperbloom.common.errors import ConfigError, RefusedError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.orders import Introduction
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.algorithm import Algorithm, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
 from hyperbloom.strategies.hypernetworks import ChunkedHypernetwork, EmbeddingTable, Hypernetwork, MLPHypernetwork

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hyperbloom.common.errors import WireError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.wire.orders import SGD, EvaluateOrder, EvaluateResult, Scope, Target, TrainOrder
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, ask
 
 if TYPE_CHECKING:

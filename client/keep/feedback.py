@@ -23,10 +23,9 @@ from torch import Tensor
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import HyperbloomError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import LARGEST_NORM, Layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Scope
-from hyperbloom.common.wire.weights import LARGEST_NORM
 
 
 def encode_with_feedback(

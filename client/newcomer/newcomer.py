@@ -21,13 +21,13 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.encoders import descriptor_layout, encode
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.export import Card, write_model
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.newcomers import model_of
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.tasks import make_task
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed
-from hyperbloom.common.wire.weights import Weights
 
 log = logging.getLogger("hyperbloom.client")
 

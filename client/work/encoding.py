@@ -14,9 +14,9 @@ from hyperbloom.client.work.features import on_features
 from hyperbloom.client.work.sgd import FlatPart
 from hyperbloom.common import encoders
 from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import backbone_features
 from hyperbloom.common.wire.exchanges import BackpropOrder, BackpropResult, DescribeOrder, DescribeResult, Fit
-from hyperbloom.common.wire.weights import Weights
 
 FIT_MOMENTUM = 0.9
 FIT_CLIP = 1.0

@@ -17,10 +17,10 @@ from hyperbloom.common.alignment import check_factor
 from hyperbloom.common.cka import linear_cka_with
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.methods import Aligned, Ditto, FedProx, FedRep, HyperFL, Method
 from hyperbloom.common.models import last_layer, represent
 from hyperbloom.common.wire.orders import SGD
-from hyperbloom.common.wire.weights import Weights
 
 Likeness = tuple[Tensor, Weights | None]
 """The target of representations (FedHeNN): inputs, and a factor `(n, r)` of a kernel matrix; None: as the sent ones."""

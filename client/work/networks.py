@@ -18,10 +18,9 @@ from hyperbloom.common import models
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.files.storage import FileState
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models.parts import features
 from hyperbloom.common.wire.orders import PRIVATE, Scope, Target
-from hyperbloom.common.wire.weights import Weights
 
 LOADED_NETWORKS = 32
 """Most networks that one process keeps in memory of each kind; an own model with its hypernetwork is one."""

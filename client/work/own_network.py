@@ -19,10 +19,9 @@ from torch.func import functional_call
 from hyperbloom.client.work.sgd import FlatPart, Network
 from hyperbloom.common.errors import ModelError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import ModelSpec, build_own, own_tensors
 from hyperbloom.common.wire.orders import Target
-from hyperbloom.common.wire.weights import Weights
 
 
 @cache

@@ -13,6 +13,7 @@ from hyperbloom.client.work.networks import Loaded, keep_personal, load
 from hyperbloom.client.work.reference import reference_rows
 from hyperbloom.common.config import MOST_STEPS
 from hyperbloom.common.errors import HyperbloomError, WireError
+from hyperbloom.common.layout import LARGEST_NORM, Weights
 from hyperbloom.common.methods import Aligned
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy.masks import LARGEST_LOSS_SUMMED
@@ -20,7 +21,6 @@ from hyperbloom.common.secrecy.noise import release
 from hyperbloom.common.wire.exchanges import FitOrder, FitResult
 from hyperbloom.common.wire.masks import MaskedOrder
 from hyperbloom.common.wire.orders import REPLIES, TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import LARGEST_NORM, Weights
 
 log = logging.getLogger("hyperbloom.client")
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from hyperbloom.common.config import FEWEST_CLIENTS
 from hyperbloom.common.errors import WireError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.methods import Method
 from hyperbloom.common.wire.masks import MaskedOrder, Masking
-from hyperbloom.common.wire.weights import Weights
 
 LARGEST_SUM = 2**29
 """Most numbers in a sum, so that a server cannot exhaust a client's memory."""

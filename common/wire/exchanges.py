@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.wire.orders import Order, Scope, Target, TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.tasks import CLASSIFICATION, TaskSpec
 from hyperbloom.common.wire.orders import Notice, Order
-from hyperbloom.common.wire.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from typing import ClassVar
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import MODELS, Gain
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.methods import Method
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.tasks import CLASSIFICATION, TaskSpec
-from hyperbloom.common.wire.weights import Weights
 
 ASKS = ("own", "types", "graph")
 """What a strategy must know of clients' own models: only that they exist, their layer types, or their graphs."""

@@ -20,11 +20,10 @@ from flwr.app import ConfigRecord, RecordDict
 
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import ConfigError, WireError, printable
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import Method
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Failed
-from hyperbloom.common.wire.weights import Weights
 
 LONGEST_LAYOUT = 2**22
 """Most characters of names and shapes as JSON; ResNet-152 has about 30,000."""

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.tasks import CLASSIFICATION, Task
 from hyperbloom.common.wire.orders import EvaluateResult, Failed, Order, SplitScore, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import shown, unpack_answer
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.post import Arrival, Failure, Letter, Pause
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update

@@ -26,14 +26,13 @@ from numpy.typing import NDArray
 
 from hyperbloom.common.config import FEWEST_CLIENTS, RunConfig
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy import masks as protocol
 from hyperbloom.common.secrecy.keys import verify
 from hyperbloom.common.secrecy.sums import pack_places, part_digests, signed_keys, signed_set, told
 from hyperbloom.common.wire import masks as wire
 from hyperbloom.common.wire.orders import Order, TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.exchange import Outcome, capped_examples
 from hyperbloom.server.loop.exchange import told as as_told
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, through

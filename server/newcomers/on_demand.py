@@ -14,11 +14,11 @@ from torch import Tensor
 
 from hyperbloom.common.encoders import descriptor_layout
 from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.newcomers import expect, says
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed, Notice, Order
 from hyperbloom.common.wire.pack import shown, unpack_answer
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.post import Failure, Grid, Pause, Post
 from hyperbloom.server.runs.trained import Trained
 from hyperbloom.strategies.algorithm import Algorithm

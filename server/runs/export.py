@@ -13,11 +13,10 @@ from hyperbloom.common.data.schema import read_schema
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.gains import MIXTURES, MODELS
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.secrecy.noise import promise
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.runs.lines import read_gains
 from hyperbloom.server.runs.trained import read_trained
 from hyperbloom.strategies.algorithm import Algorithm, target_spec

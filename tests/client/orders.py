@@ -8,11 +8,10 @@ from torch import Tensor
 
 from hyperbloom.client.app import HANDLERS
 from hyperbloom.client.work.client import Client
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import ModelSpec, body_layout, build, full_layout
 from hyperbloom.common.wire.masks import Masking
 from hyperbloom.common.wire.orders import SGD, EvaluateOrder, Order, Refinement, Scope, Target, TrainOrder
-from hyperbloom.common.wire.weights import Weights
 
 SPEC = ModelSpec("mlp", "M", (1, 8, 8), 10)
 FULL, BODY = full_layout(SPEC), body_layout(SPEC)

@@ -16,11 +16,11 @@ from hyperbloom.client.app import HANDLERS, app, serve, train_all
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import HyperbloomError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.newcomers import Delivery
 from hyperbloom.common.wire.orders import Failed, Greeting, Introduction, Notice, Order, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack_answer
-from hyperbloom.common.wire.weights import Weights
 
 from .newcomer.offers import offer
 from .orders import FULL, Worker, change, evaluate_order, train_order

@@ -22,8 +22,7 @@ from hyperbloom.common.alignment import (
 from hyperbloom.common.cka import centred, linear_cka_with
 from hyperbloom.common.data import DataSpec, read_reference
 from hyperbloom.common.errors import DataError, WireError
-from hyperbloom.common.layout import Layout
-from hyperbloom.common.wire.weights import Weights
+from hyperbloom.common.layout import Layout, Weights
 from tests.common.test_cka import naive_cka
 
 N = 30

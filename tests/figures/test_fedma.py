@@ -11,10 +11,9 @@ from torch.func import functional_call
 
 from figures.fedma import MATCHABLE, Frozen, layers_of, match
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.wire.orders import EvaluateOrder, TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies import make_algorithm
 from tests.strategies.conftest import assert_same, digits_federation, introduction, joined, play, turn, update_of
 from tests.strategies.test_baselines import config

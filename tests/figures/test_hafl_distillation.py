@@ -16,10 +16,10 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 from hyperbloom.common.wire.orders import EvaluateOrder, Refinement
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies import make_algorithm
 from tests.client.conftest import SHARE
 from tests.client.orders import Worker, change, evaluate_order

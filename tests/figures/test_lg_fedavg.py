@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.wire.orders import TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies import make_algorithm
 from tests.strategies.conftest import (
     RUN_ID,

@@ -16,10 +16,10 @@ from hyperbloom.client.app import HANDLERS
 from hyperbloom.client.work.client import Client, client_for
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.models.parts import features
 from hyperbloom.common.wire.orders import EvaluateResult, Order
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import make_algorithm
 from tests.scores import count_right

@@ -9,10 +9,9 @@ from figures.pfl_client import ErrorsOrder, MomentsOrder, TryOrder, domain_error
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import build
 from hyperbloom.common.models.parts import features
-from hyperbloom.common.wire.weights import Weights
 from tests.client.conftest import SHARE
 from tests.client.orders import FULL, SPEC, Worker, evaluate_order, initial
 from tests.scores import count_right

@@ -19,10 +19,10 @@ from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.graphs import SHARED
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.secrecy import noise as privacy
 from hyperbloom.common.wire.orders import SGD, EvaluateOrder, EvaluateResult, Introduction, Scope, Target, TrainOrder
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import protection
 from hyperbloom.server.runs.trained import restored
 from hyperbloom.strategies import STRATEGIES, make_algorithm

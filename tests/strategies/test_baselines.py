@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.data import ClientData, load_client_data
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import EvaluateOrder, Failed, TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies import make_algorithm
 from tests.strategies.conftest import (
     RUN_ID,

@@ -5,8 +5,7 @@ import torch
 
 from hyperbloom.common.encoders import EncoderSpec
 from hyperbloom.common.errors import ConfigError, WireError
-from hyperbloom.common.layout import Layout
-from hyperbloom.common.wire.weights import Weights
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.strategies.encoder import ServerEncoder, without_outliers
 
 

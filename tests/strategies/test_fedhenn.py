@@ -16,11 +16,10 @@ from hyperbloom.common.alignment import check_factor, draw_rows
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.data import load_client_data
 from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.exchanges import ReferenceOrder, ReferenceResult, RepresentOrder, RepresentResult
 from hyperbloom.common.wire.orders import Order, TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.admission import check_introduction
 from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.rounds import run_rounds

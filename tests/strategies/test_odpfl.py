@@ -22,6 +22,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.encoders import build_encoder
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.newcomers import SHARES, Expectation
 from hyperbloom.common.reasons import Reason
@@ -34,7 +35,6 @@ from hyperbloom.common.wire.exchanges import (
     FitResult,
 )
 from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, Failed, Order, TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.exchange import Outcome
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.strategies import make_algorithm

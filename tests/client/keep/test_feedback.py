@@ -13,10 +13,9 @@ from hyperbloom.client.keep.feedback import encode_with_feedback
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import HyperbloomError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import LARGEST_NORM, Layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Scope
-from hyperbloom.common.wire.weights import LARGEST_NORM
 
 LAYOUT = Layout((("a", (40,)), ("b", (2, 5))))
 NAMES = ("int8", "top-k:0.1", "top-k:0.1+int8", "top-k:0.02")

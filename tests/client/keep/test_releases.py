@@ -17,7 +17,7 @@ from hyperbloom.client.keep.releases import MOST_CHANGES, Releases
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import training
 from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError, attempt
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import FedRep
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.secrecy.masks import LARGEST_LOSS_SUMMED
@@ -31,7 +31,6 @@ from hyperbloom.common.wire.exchanges import (
 )
 from hyperbloom.common.wire.masks import MaskedOrder, SharesResult
 from hyperbloom.common.wire.orders import EvaluateOrder, Noise, Refinement
-from hyperbloom.common.wire.weights import Weights
 
 from ..conftest import SHARE
 from ..orders import FULL, Worker, change, evaluate_order, initial, train_order, values_of

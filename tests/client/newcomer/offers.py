@@ -11,8 +11,8 @@ from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, encoder_layout, version_of
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.wire.newcomers import Offer
-from hyperbloom.common.wire.weights import Weights
 
 SHAPE, CLASSES, DIM = (1, 8, 8), 10, 5
 DIGITS = DataSpec("digits", partition=1, partitions=30)

@@ -16,13 +16,12 @@ from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.encoders import version_of
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError, WireError
 from hyperbloom.common.files.export import read_model
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.newcomers import model_of
 from hyperbloom.common.tasks import TaskSpec
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.pack import pack
-from hyperbloom.common.wire.weights import Weights
 
 from .offers import CLASSES, DIGITS, DIM, SHAPE, expected, newcomer, offer
 

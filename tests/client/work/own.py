@@ -4,10 +4,9 @@ from typing import Any
 
 from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.graphs import GraphHypernetwork, LayerType, Settings
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import OWN, ModelSpec
 from hyperbloom.common.wire.orders import EvaluateOrder
-from hyperbloom.common.wire.weights import Weights
 
 from ..orders import evaluate_order
 

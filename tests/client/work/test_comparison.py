@@ -22,11 +22,11 @@ from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.gains import MIXTURES
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.methods import Ditto
 from hyperbloom.common.models import first_values, full_layout
 from hyperbloom.common.tasks import TaskSpec, make_task
 from hyperbloom.common.wire.orders import SGD, CompareOrder, CompareResult, EvaluateOrder, TrainOrder
-from hyperbloom.common.wire.weights import Weights
 
 from ..conftest import SHARE
 from ..orders import BODY, COMMON, FULL, SPEC, STEPS, Worker, arrange, change, train_order

@@ -25,9 +25,8 @@ from hyperbloom.common.encoders import (
     version_of,
 )
 from hyperbloom.common.errors import HyperbloomError, WireError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.wire.exchanges import BackpropOrder, BackpropResult, DescribeOrder, DescribeResult, Fit
-from hyperbloom.common.wire.weights import Weights
 
 from ..orders import Worker
 

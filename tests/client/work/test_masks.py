@@ -22,7 +22,7 @@ from hyperbloom.client.work.masks import SecureRound
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import Aligned, FedProx
 from hyperbloom.common.secrecy import masks as sa
 from hyperbloom.common.secrecy.keys import fingerprint_of_der, make_key, public_der, write_private_key
@@ -36,7 +36,6 @@ from hyperbloom.common.wire.masks import (
     UnmaskOrder,
 )
 from hyperbloom.common.wire.orders import Noise, TrainResult
-from hyperbloom.common.wire.weights import Weights
 
 from ..conftest import SHARE
 from ..orders import Worker, arrange, change

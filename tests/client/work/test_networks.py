@@ -9,10 +9,9 @@ import torch
 
 from figures.pfedme import Moreau
 from hyperbloom.client.work import networks
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import ModelSpec, build, head_layout
 from hyperbloom.common.wire.orders import Scope
-from hyperbloom.common.wire.weights import Weights
 
 from ..conftest import SHARE
 from ..orders import BODY, FULL, SPEC, Worker, evaluate_order, initial, train_order, values_of

@@ -23,12 +23,11 @@ from hyperbloom.common.alignment import digest_of, reference_weights
 from hyperbloom.common.data import DataSpec, Examples
 from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
 from hyperbloom.common.graphs import LayerType, Settings
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import build_own
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.exchanges import ReferenceOrder, RepresentOrder
 from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Order, TrainOrder
-from hyperbloom.common.wire.weights import Weights
 
 from ..conftest import SHARE
 from ..orders import Worker, arrange, train_order

@@ -20,13 +20,12 @@ from hyperbloom.common.alignment import digest_of, draw_rows, factor_weights, re
 from hyperbloom.common.cka import centred, linear_cka_with
 from hyperbloom.common.data import Examples, laid_out
 from hyperbloom.common.errors import HyperbloomError, WireError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import Aligned
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.exchanges import ReferenceOrder, RepresentOrder
 from hyperbloom.common.wire.orders import SGD, Greeting
-from hyperbloom.common.wire.weights import Weights
 
 from ..orders import Worker, arrange, train_order
 

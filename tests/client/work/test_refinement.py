@@ -13,11 +13,11 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.refinement import refine
 from hyperbloom.client.work.scoring import settle_norms
 from hyperbloom.common.data import Examples
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import build_own
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.tasks import TaskSpec, make_task
 from hyperbloom.common.wire.orders import Refinement
-from hyperbloom.common.wire.weights import Weights
 
 from ...scores import count_right
 from ..conftest import SHARE

@@ -17,11 +17,11 @@ from hyperbloom.client.work.together import train_together
 from hyperbloom.client.work.vectorised import train_rows
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import HyperbloomError, WireError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.methods import FedProx, FedRep, Method
 from hyperbloom.common.models import MODELS, ModelSpec, build, full_layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import Scope, TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import Weights
 from tests.slow import quick
 
 from ..conftest import SHARE

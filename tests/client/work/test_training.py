@@ -15,11 +15,11 @@ from hyperbloom.client.work.sgd import draw_batches
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import load_client_data
 from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import MODELS, build
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.exchanges import Fit, FitOrder
 from hyperbloom.common.wire.orders import EvaluateOrder, TrainOrder
-from hyperbloom.common.wire.weights import Weights
 
 from ..conftest import SHARE
 from ..orders import BODY, FULL, LAYOUTS, SPEC, Worker, evaluate_order, initial, train_order, values_of

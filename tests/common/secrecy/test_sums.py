@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from hyperbloom.common.compression import Codec
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import FedProx
 from hyperbloom.common.secrecy.sums import part_digests, signed_keys, signed_set, told
 from hyperbloom.common.wire.masks import MaskedOrder, Masking
 from hyperbloom.common.wire.orders import SGD, Noise, Scope, Target
 from hyperbloom.common.wire.pack import pack, unpack
-from hyperbloom.common.wire.weights import Weights
 
 WEIGHTS = Weights(Layout((("w", (2,)),)), torch.ones(2))
 ORDER = MaskedOrder(

@@ -20,7 +20,7 @@ from hyperbloom.common.compression import Codec
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import Gain
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import FedProx
 from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.common.reasons import Reason
@@ -71,7 +71,6 @@ from hyperbloom.common.wire.orders import (
     TrainResult,
 )
 from hyperbloom.common.wire.pack import LONGEST_REASON, pack, unpack, unpack_answer, weigh
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.grids.inline import InlineGrid
 
 from ...scores import right

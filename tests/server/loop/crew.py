@@ -8,9 +8,9 @@ import torch
 from flwr.app import Error, Message, RecordDict
 
 from hyperbloom.common.config import RunConfig
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, Scope, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.loop.federation import Federation

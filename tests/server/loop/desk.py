@@ -9,9 +9,9 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.wire.orders import Order, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies.hypernetworks.learner import Reply
 from tests.strategies.conftest import Answer, Inline, RecordingGrid, introduction, joined, scripted_grid
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data.schema import read_schema
 from hyperbloom.common.errors import ConfigError, ModelError, RefusedError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.wire.orders import Introduction
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import admission
 from hyperbloom.server.loop.admission import Admission, Ration, check_introduction
 from hyperbloom.server.loop.roster import Roster

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, Failed, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import LONGEST_REASON, pack, unpack
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.exchange import (
     Evaluated,

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.secrecy.masks import Scale
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.masks import MaskedSum
 
 BODY, HEAD = ("body", (2, 3)), ("head", (4,))

@@ -19,6 +19,7 @@ from hyperbloom.client.work import training
 from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.errors import RefusedError
 from hyperbloom.common.graphs import SHARED
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy import noise as privacy
 from hyperbloom.common.secrecy.keys import make_key, public_der, sign
@@ -34,7 +35,6 @@ from hyperbloom.common.wire.masks import (
     UnmaskResult,
 )
 from hyperbloom.common.wire.orders import EvaluateOrder, Order, TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import Update
 from tests.strategies.conftest import (

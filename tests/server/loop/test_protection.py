@@ -15,10 +15,9 @@ from hyperbloom.client.work import training
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.secrecy import noise as privacy
 from hyperbloom.common.wire.orders import Noise, TrainOrder, TrainResult
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import exchange, protection
 from hyperbloom.server.loop.protection import Protection, check_protection
 from hyperbloom.strategies import STRATEGIES, make_algorithm

@@ -11,11 +11,10 @@ import torch
 from flwr.app import Error, Message, RecordDict
 
 from hyperbloom.common.errors import RefusedError
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import EvaluateOrder, Failed, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import pack, unpack
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.post import UNREADABLE
 from hyperbloom.server.loop.roster import Conduct, Roster
 from hyperbloom.server.loop.rounds import run_rounds

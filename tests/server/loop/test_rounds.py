@@ -13,10 +13,10 @@ import torch
 from flwr.app import Error, Message, RecordDict
 
 from hyperbloom.common.errors import CohortError
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import EvaluateOrder
 from hyperbloom.common.wire.pack import unpack
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop import exchange
 from hyperbloom.server.loop.listener import Listener
 from hyperbloom.server.loop.post import Failure

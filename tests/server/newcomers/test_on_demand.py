@@ -19,13 +19,12 @@ from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout
 from hyperbloom.common.files import export
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.newcomers import Expectation
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed, Notice
 from hyperbloom.common.wire.pack import pack, unpack
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.cli import main
 from hyperbloom.server.loop import post
 from hyperbloom.server.newcomers import on_demand

@@ -11,11 +11,10 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
-from hyperbloom.common.layout import Layout
+from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.exchanges import ReferenceOrder
 from hyperbloom.common.wire.orders import TrainResult
-from hyperbloom.common.wire.weights import Weights
 from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, Refused, RoundReport
