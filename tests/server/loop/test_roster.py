@@ -190,7 +190,7 @@ def test_deadlines_missed_in_a_row_lead_to_a_quarantine_too() -> None:
     conduct.in_time("b")
     assert [conduct.missed("a", number) for number in (3, 4)] == [None, None]
     assert conduct.lied("a", 4) is None, "a lie is another thing"
-    conduct = Conduct.from_json(json.loads(json.dumps(conduct.to_json())))
+    conduct = Conduct(json.loads(json.dumps(conduct.to_json())))
     assert conduct.missed("a", 5) == 15
     assert [conduct.missed("a", number) for number in (16, 17, 18)] == [None, None, 38]
 
