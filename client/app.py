@@ -86,7 +86,9 @@ def _reply(message: Message, outcome: object) -> Message:
     """Return the reply with an answer, or with a `Failed` for a HyperbloomError; raise any other exception."""
     wrong = attempt(outcome.check) if isinstance(outcome, TrainResult | EvaluateResult) else None
     if isinstance(wrong, WireError):  # the server would take it for a lie
-        outcome = HyperbloomError(f"{wrong}; scale the inputs, or lower local.learning_rate", reason=Reason.DIVERGED)
+        outcome = HyperbloomError(
+            f"{wrong}; scale inputs and targets, or lower local.learning_rate", reason=Reason.DIVERGED
+        )
     if isinstance(outcome, HyperbloomError):
         log.error("%s failed: %s", message.metadata.message_type, outcome)
         text = "its data cannot be read; its own log says why" if isinstance(outcome, DataError) else str(outcome)

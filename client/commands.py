@@ -107,7 +107,7 @@ def _schema(table: Path, out: Path | None, **columns: Any) -> None:
     clients. The server hands it out (--set data.schema_file=FILE), or each client names it (--schema FILE).
     """
     from hyperbloom.common.data import DataSpec
-    from hyperbloom.common.data.schema import is_number, why_left_out
+    from hyperbloom.common.data.schema import is_number
     from hyperbloom.common.data.table import read_cells, schema_of
     from hyperbloom.common.files.storage import write_bytes
 
@@ -118,10 +118,9 @@ def _schema(table: Path, out: Path | None, **columns: Any) -> None:
         print(text, end="")
         return
     write_bytes(out, text.encode())
-    used = {column.name for column in proposed.columns} | {*proposed.label, columns["owner"], columns["group"]}
-    left = ", ".join(f"{name} ({why_left_out(cells[name]) or 'beside texts'})" for name in cells if name not in used)
-    few = ", ".join(one.name for one in proposed.columns if len(one.words) > 2 and all(map(is_number, one.words)))
-    print(f"{out}: {len(proposed.columns)} columns, {proposed.width} inputs" + (f"; left out: {left}" if left else ""))
+    words = {one.name: one.words for one in proposed.columns}
+    few = ", ".join(name for name, them in words.items() if {*them} - {"0", "1"} and all(map(is_number, them)))
+    print(f"{out}: {len(proposed.columns)} columns, {proposed.width} inputs")
     if few:
         print(f"taken as words, for they have few numbers: {few}; make such a column a number if others may have more")
 

@@ -77,7 +77,7 @@ def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, se
     norms = (float(part.values.norm()) for part in (network.shared, network.personal))  # the loss is a step older
     diverged = not math.isfinite(loss) or not all(norm <= LARGEST_NORM for norm in norms)
     if diverged:
-        task, how = client.train_data.task, "lower local.learning_rate"
+        task, how = client.train_data.task, "scale the inputs, or lower local.learning_rate"
         if task.standardises and not task.spec.std:
             how += ", or set target_moments (or --disclose-moments) for the numbers to learn"
         if not hidden:

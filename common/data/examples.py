@@ -13,6 +13,9 @@ from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
+WIDE = 10.0
+"""Deviation of an input beyond which a network hardly learns from it at the default rates."""
+
 
 def laid_out(inputs: torch.Tensor) -> torch.Tensor:
     """Return inputs in the fastest memory layout for training on their device: images channels-last on a CPU."""
@@ -145,6 +148,10 @@ class ClientData:
         elif self.kind == "regression" and len(labels.unique()) <= 10 and bool((labels == labels.round()).all()):
             more += ". Store integers if these few numbers are classes"
         columns = f" of {', '.join(column.name for column in self.schema.columns)}"[:200] if self.schema else ""
+        if self.schema is None and self.train.inputs.ndim == 2:
+            spread, place = self.train.inputs.std(0, correction=0).max(0)
+            if spread > WIDE:
+                more += f". Input {int(place)} has a deviation of {spread:.3g}: standardise inputs alike at all clients"
         return f"{sizes}; inputs {self.input_shape}{columns}; {self.kind}, {more}"
 
     @property

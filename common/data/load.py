@@ -64,7 +64,7 @@ def read_pool(spec: DataSpec) -> Pool:
         return DATASETS[spec.data].read(spec)
     if spec.data.startswith(HUB):
         return read_hub(spec)
-    if spec.data.endswith(".npz"):
+    if spec.data.lower().endswith(".npz"):
         return read_npz(spec)
     if spec.is_table:
         return read_table(spec)
@@ -73,7 +73,9 @@ def read_pool(spec: DataSpec) -> Pool:
     if ":" in spec.data:
         return read_function(spec)
     names = ", ".join([*DATASETS, *plugins("datasets")])
-    forms = f"one of {names}; a path ending in .npz, .csv or .parquet; an existing folder of images by class; hf:NAME"
+    forms = (
+        f"one of {names}; a path ending in .npz, .csv, .tsv or .parquet; an existing folder of images by class; hf:NAME"
+    )
     raise DataError(f"data: expected {forms}; or package.module:function; found {spec.data!r}")
 
 
@@ -202,7 +204,7 @@ def read_reference(spec: DataSpec, most: int) -> torch.Tensor:
 
 def _unlabelled(spec: DataSpec) -> tuple[list[Portion], Scaling]:
     path = Path(spec.data).expanduser()
-    if spec.data.endswith(".npz") and path.is_file():
+    if spec.data.lower().endswith(".npz") and path.is_file():
         arrays = read_arrays(path)
         if set(arrays) == {"x"}:
             stored = check_inputs(arrays["x"], f"{path}: key 'x'")

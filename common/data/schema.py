@@ -36,6 +36,7 @@ FIRST_ROW = 2
 EQUAL = 1e-12
 """The share of the mean up to which a computed deviation of equal numbers is rounding."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d\b")
+_GROUPED = re.compile(r"-?\d{1,3}([.,' ]\d{3})+([.,]\d+)?")  # thousands, as people write them
 FARTHEST = 10.0
 """Most deviations from the mean: a cell that is further away is wrong, and would spoil all training."""
 
@@ -75,7 +76,7 @@ class Column(Section):
         gone = np.array([cell in self.missing or cell in MISSING for cell in cells], dtype=np.bool_)
         inputs = np.zeros((len(cells), self.width), np.float32)
         inputs[gone, -1] = 1.0
-        place = {word: number for number, word in enumerate(self.words)}
+        place = {plain(word): number for number, word in enumerate(self.words)}
         mean, std = self.mean or 0.0, self.std or 1.0
         for row in np.flatnonzero(~gone).tolist():
             if self.kind == "category":
@@ -242,7 +243,7 @@ def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], 
     Raises:
         DataError: A cell is no label.
     """
-    place = {word: number for number, word in enumerate(classes)}
+    place = {plain(word): number for number, word in enumerate(classes)}
     for row, cell in enumerate(table[label[0]] if len(label) == 1 else ()):
         if cell not in place and (classes or cell in MISSING):
             what = "a label (leave out rows without)" if cell in MISSING else f"one of {', '.join(classes)}"
@@ -266,10 +267,18 @@ def why_left_out(cells: list[str]) -> str:
         return "dates"  # days that others have are other words
     if odd and all(is_number(cell.replace(",", ".", 1)) for cell in there):
         return "decimals with a comma; write points"
+    if odd and all(_GROUPED.fullmatch(cell) for _, cell in odd):
+        return f"numbers such as {odd[0][1]!r}; write 1051.5"
     if odd and 2 * len(odd) < len(there) and sum(map(is_number, words)) > FEW_NUMBERS:
         return f"{len(there) - len(odd)} of {len(there)} are numbers, row {odd[0][0]} is {odd[0][1][:80]!r}"
     many = f"{len(words)} words such as {there[0][:20]!r}" if len(words) > MOST_WORDS else ""
     return many if there else "empty"
+
+
+def left_out(table: Table, schema: Schema) -> str:
+    """Return the columns that a proposed schema does not use, each with the reason; empty if there are none."""
+    used = {column.name for column in schema.columns} | {*schema.label, schema.owner, schema.group}
+    return ", ".join(f"{name} ({why_left_out(table[name]) or 'beside texts'})" for name in table if name not in used)
 
 
 def _propose(name: str, cells: list[str]) -> Column | None:
@@ -298,6 +307,12 @@ def is_number(cell: str) -> bool:
         return "_" not in cell and bool(np.isfinite(np.float32(cell)))
     except ValueError:
         return False
+
+
+def plain(cell: str) -> str:
+    """Return a whole number without its decimals: a column with a gap has 1.0 where that of another file has 1."""
+    whole, _, rest = cell.partition(".")
+    return whole if rest and not rest.strip("0") and whole.removeprefix("-").isdigit() else cell
 
 
 def _number(cell: str, where: str, row: int, name: str) -> float:

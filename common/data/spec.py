@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hyperbloom.common.errors import DataError
 
-TABLES = (".csv", ".parquet")
+TABLES = (".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,9 @@ class DataSpec:
     """A data set, its partition, and one client's part of it.
 
     Args:
-        data: Name of a registered data set, path of an `.npz` file, a table (`.csv`, `.parquet`) or a folder of images
-            by class, `hf:NAME` or `hf:FOLDER` of a data set of the Hugging Face hub, or `package.module:function`.
+        data: Name of a registered data set, path of an `.npz` file, a table (`.csv`, `.tsv`, `.parquet`) or a folder
+            of images by class, `hf:NAME` or `hf:FOLDER` of a data set of the Hugging Face hub, or
+            `package.module:function`.
         root: Folder of a registered data set's files; by default `$HYPERBLOOM_DATA`, else `~/.cache/hyperbloom`.
         download: Fetch a registered data set that is not in `root`, if torchvision can.
         split: Name of the partitioner; it must be the same for all clients.
@@ -67,7 +68,7 @@ class DataSpec:
     @property
     def is_table(self) -> bool:
         """Whether the data are a table in a file."""
-        return self.data.endswith(TABLES)
+        return self.data.lower().endswith(TABLES)
 
     @property
     def folder(self) -> Path:

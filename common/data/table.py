@@ -7,6 +7,7 @@ missing.
 """
 
 import csv
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,12 @@ from hyperbloom.common.data.draws import FIXED_SEED
 from hyperbloom.common.data.files import need
 from hyperbloom.common.data.own import build_pool
 from hyperbloom.common.data.pool import Pool, Portion
-from hyperbloom.common.data.schema import Schema, Table, load_schema, propose
+from hyperbloom.common.data.schema import Schema, Table, left_out, load_schema, plain, propose
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.data.texts import most_tokens
 from hyperbloom.common.errors import DataError
+
+log = logging.getLogger("hyperbloom.client")
 
 _HEART = Path(__file__).with_name("heart_disease.csv")
 
@@ -50,7 +53,10 @@ def schema_of(spec: DataSpec, table: Table) -> Schema:
     """
     label = tuple(name.strip() for name in (spec.label or "").split(",") if name.strip())
     if spec.schema is None:
-        return propose(table, label, spec.data, spec.owner, spec.group, most_tokens(spec.backbone))
+        proposed = propose(table, label, spec.data, spec.owner, spec.group, most_tokens(spec.backbone))
+        if left := left_out(table, proposed):
+            log.warning("%s: left out: %s", spec.data, left)
+        return proposed
     schema = load_schema(spec.schema)
     theirs = {"label": ",".join(schema.label), "owner": schema.owner, "group": schema.group}
     for kind, own in (("label", ",".join(label)), ("owner", spec.owner), ("group", spec.group)):
@@ -75,7 +81,7 @@ def read_cells(path: Path) -> Table:
     path = path.expanduser()
     if not path.is_file():
         raise DataError(f"{path}: expected a table, found none of this name; it is looked for from {Path.cwd()}")
-    columns, rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+    columns, rows = _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
     if columns and not columns[-1] and not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]  # commas at the ends of all lines
     if columns and not all(columns):
@@ -84,7 +90,7 @@ def read_cells(path: Path) -> Table:
     if not rows or len(set(columns)) < len(columns):
         found = f"{len(rows)} rows below {', '.join(columns)[:200] or 'no names'}"
         raise DataError(f"{path}: expected rows below a different name for each column, found {found}")
-    return {name: [row[place] for row in rows] for place, name in enumerate(columns)}
+    return {name: [plain(row[place]) for row in rows] for place, name in enumerate(columns)}
 
 
 def _csv(path: Path) -> tuple[list[str], list[list[str]]]:
@@ -93,14 +99,14 @@ def _csv(path: Path) -> tuple[list[str], list[list[str]]]:
             first = file.readline()
             file.seek(0)
             bare = re.sub('"[^"]*"', "", first)
-            delimiter = "," if "," in bare else max(";\t", key=bare.count)
+            delimiter = max(",;\t", key=bare.count)
             rows = [[cell.strip() for cell in row] for row in csv.reader(file, delimiter=delimiter, strict=True) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: expected cells between commas, semicolons or tabs in UTF-8, found: {error}") from None
     columns, *cells = rows or [[]]
     odd = next((place for place, row in enumerate(cells) if len(row) != len(columns)), None)
     if odd is not None:
-        found = f"{len(cells[odd])} in row {odd + 2}"
+        found = f"{len(cells[odd])} in row {odd + 2} (cells end at {delimiter!r}, which the first line has most often)"
         raise DataError(f"{path}: expected {len(columns)} cells in each row, as there are names, found {found}")
     return columns, cells
 

@@ -1,5 +1,6 @@
 """Inputs without labels, for predictions of a trained model and for a newcomer's descriptor."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
@@ -13,12 +14,13 @@ from hyperbloom.common.data.files import read_arrays
 from hyperbloom.common.data.folder import ENDINGS, LIST, is_image, read_image
 from hyperbloom.common.data.own import MEDMNIST, check_inputs
 from hyperbloom.common.data.scaling import AnyArray, Scaling
-from hyperbloom.common.data.schema import FIRST_ROW, Schema
+from hyperbloom.common.data.schema import FIRST_ROW, MISSING, Schema, Table, plain
 from hyperbloom.common.data.spec import TABLES
 from hyperbloom.common.data.table import read_cells
 from hyperbloom.common.errors import DataError
 
 FILES_AT_ONCE = 256
+log = logging.getLogger("hyperbloom.client")
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,10 @@ def is_unlabelled(path: Path) -> bool:
         entries = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
         listed = any(entry.is_dir() or entry.name == LIST for entry in entries)
         return not listed and any(is_image(entry) for entry in entries)
-    if path.suffix == ".npz" and path.is_file():
+    if path.suffix.lower() == ".npz" and path.is_file():
         keys = (MEDMNIST.get(key, key) for key in read_arrays(path))
         return not any(key == "y" or key.startswith("y_") for key in keys)
-    return path.suffix in (".npy", ".txt") or is_image(path)
+    return path.suffix.lower() in (".npy", ".txt") or is_image(path)
 
 
 def read_inputs(
@@ -65,14 +67,15 @@ def read_inputs(
     Raises:
         DataError: a file is missing, unreadable or of another shape.
     """
-    for images_only, some in groupby(_files(paths), lambda path: path.suffix not in (".npy", ".npz", ".txt", *TABLES)):
+    others = (".npy", ".npz", ".txt", *TABLES)
+    for images_only, some in groupby(_files(paths), lambda path: path.suffix.lower() not in others):
         if images_only:
             while images := list(islice(some, FILES_AT_ONCE)):
                 stored = np.stack([_image(path, input_shape) for path in images])
                 yield Inputs(tuple(map(str, images)), replace(scaling, divisor=255.0).apply(stored))
         else:
             for path in some:
-                rows = path.suffix in (".txt", *TABLES)
+                rows = path.suffix.lower() in (".txt", *TABLES)
                 yield _table(path, schema, tokenizer) if rows else _array(path, input_shape, scaling)
 
 
@@ -116,13 +119,25 @@ def _array(path: Path, input_shape: tuple[int, ...], scaling: Scaling) -> Inputs
 
 
 def _table(path: Path, schema: Schema | None, tokenizer: str | None) -> Inputs:
-    texts, is_text = schema.text_column if schema else None, path.suffix == ".txt"
+    texts, is_text = schema.text_column if schema else None, path.suffix.lower() == ".txt"
     if schema is None or (is_text and texts is None):
         what = "texts" if is_text else "tables"
         raise DataError(f"{path}: the model was not trained on {what}; give it images, .npy or .npz")
-    table = {texts.name: _lines(path)} if texts and is_text else read_cells(path)
+    table = {texts.name: _lines(path)} if texts and is_text else _known(read_cells(path), schema, path)
     values, first = torch.from_numpy(schema.inputs(table, str(path), tokenizer)), 1 if is_text else FIRST_ROW
     return Inputs(tuple(f"{path}:{row + first}" for row in range(len(values))), values)
+
+
+def _known(table: Table, schema: Schema, path: Path) -> Table:
+    """Return the cells, without words that the model has never seen; a line of the log counts these by column."""
+    known = dict(table)
+    for column in (one for one in schema.columns if one.kind == "category" and one.name in table):
+        cells, words = table[column.name], {*map(plain, column.words), *column.missing, *MISSING}
+        if strange := [cell for cell in cells if cell not in words]:
+            found = f"{len(strange)} of {len(cells)} cells, such as {strange[0][:80]!r}, are none of the schema's words"
+            log.warning("%s: column %r: %s; taken as missing", path, column.name, found)
+            known[column.name] = [cell if cell in words else "" for cell in cells]
+    return known
 
 
 def _lines(path: Path) -> list[str]:
@@ -133,7 +148,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _load(path: Path) -> AnyArray:
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         arrays = read_arrays(path)
         if "x" in arrays:
             return arrays["x"]

@@ -87,6 +87,12 @@ def test_a_summary_names_what_often_goes_wrong() -> None:
     floats = Examples(torch.zeros(4, 3), torch.tensor([0.0, 1, 1, 0]))
     told = ClientData(floats, floats, floats, 1, ("y",), kind="regression").summary
     assert told.endswith("Store integers if these few numbers are classes")
+    for factor, told in (
+        (1.0, ""),
+        (100.0, ". Input 1 has a deviation of 50: standardise inputs alike at all clients"),
+    ):
+        wide = Examples(torch.tensor([[0.0, 0.0], [0.1, factor]] * 10), torch.tensor([0, 1] * 10))
+        assert ClientData(wide, wide, wide, 2, ("a", "b")).summary.endswith(f"a: 30, b: 30{told}")
 
 
 def test_client_data_refuses_parts_that_do_not_belong_together() -> None:
@@ -129,7 +135,8 @@ def test_root_is_the_argument_then_the_environment_then_the_cache(
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
     with pytest.raises(
-        DataError, match=f"one of {', '.join(DATASETS)}; a path ending in .npz, .csv or .parquet; .* found 'cifar-10'"
+        DataError,
+        match=f"one of {', '.join(DATASETS)}; a path ending in .npz, .csv, .tsv or .parquet; .* found 'cifar-10'",
     ):
         load_client_data(DataSpec(data="cifar-10"))
     with pytest.raises(DataError, match=f"split: expected one of {', '.join(PARTITIONERS)}, found 'random'"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hyperbloom.common.data import DataSpec, load_client_data
+from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import (
     FARTHEST,
     FEW_NUMBERS,
@@ -22,6 +23,7 @@ from hyperbloom.common.data.schema import (
     why_left_out,
 )
 from hyperbloom.common.data.table import read_cells
+from hyperbloom.common.data.unlabelled import read_inputs
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError
 
 ROWS = [
@@ -85,6 +87,59 @@ def test_a_name_in_quotes_says_nothing_of_what_stands_between_cells(tmp_path: Pa
     assert read_cells(tmp_path / "t.csv") == {"dose; mg; ml": ["5"], "age": ["60"]}
 
 
+def test_cells_end_where_the_first_line_says_most_often(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("pressure, bar;age;x\n3.5;60;1\n")
+    assert read_cells(tmp_path / "t.csv") == {"pressure, bar": ["3.5"], "age": ["60"], "x": ["1"]}
+    (tmp_path / "t.csv").write_text("pressure, bar, mean;age\n3.5;60\n")
+    with pytest.raises(DataError, match=r"found 1 in row 2 .cells end at ',', which the first line has most often.$"):
+        read_cells(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("name", ["T.CSV", "t.tsv", "t.TSV"])
+def test_the_ending_of_a_table_in_any_case(tmp_path: Path, name: str) -> None:
+    rows = "".join(f"{row / 2}\t{'ab'[row % 2]}\n" for row in range(30))
+    (tmp_path / name).write_text(f"x\ty\n{rows}")
+    data = load_client_data(DataSpec(str(tmp_path / name), label="y"))
+    assert data.schema is not None and data.class_names == ("a", "b")
+    (inputs,) = read_inputs([tmp_path / name], (2,), data.scaling, data.schema)
+    assert len(inputs.values) == 30
+
+
+def test_a_whole_number_is_the_same_word_with_and_without_decimals(tmp_path: Path) -> None:
+    """Where a cell is missing, pandas writes the others of its column with decimals."""
+    (tmp_path / "a.csv").write_text("line,ill\n" + "1.0,0.0\n2.0,1.0\n,1.0\n" * 10)
+    (tmp_path / "b.csv").write_text("line,ill\n" + "1,0\n2,1\n2,1\n" * 10)
+    with_gap, whole = (propose(read_cells(tmp_path / f"{name}.csv"), ("ill",), "t") for name in ("a", "b"))
+    assert with_gap == whole and whole.classes == ("0", "1") and whole.columns[0].words == ("1", "2")
+    old_line = whole.columns[0].model_copy(update={"words": ("1.0", "2.0")})
+    old = whole.model_copy(update={"classes": ("0.0", "1.0"), "columns": (old_line,)})
+    for name in ("a", "b"):
+        table = read_cells(tmp_path / f"{name}.csv")
+        assert old.inputs(table, "t").tolist() == whole.inputs(table, "t").tolist()
+        assert old.labels(table, "t").tolist() == whole.labels(table, "t").tolist() == [0, 1, 1] * 10
+    (tmp_path / "c.csv").write_text("zip\n01.0\n007\n1.50\n-3.00\n1.\n")
+    assert read_cells(tmp_path / "c.csv") == {"zip": ["01", "007", "1.50", "-3", "1."]}
+
+
+def test_a_proposal_names_what_it_leaves_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "t.csv").write_text("x;temp;ill\n" + "".join(f"{n / 2};{n},5;{n % 2}\n" for n in range(30)))
+    load_client_data(DataSpec(str(tmp_path / "t.csv"), label="ill"))
+    assert caplog.messages == [f"{tmp_path / 't.csv'}: left out: temp (decimals with a comma; write points)"]
+
+
+def test_a_prediction_takes_words_that_it_does_not_know_for_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = load_schema(schema_file(tmp_path))
+    (tmp_path / "new.csv").write_text("age,colour\n60,red\n60,green\n60,\n60,mauve\n")
+    (inputs,) = read_inputs([tmp_path / "new.csv"], (schema.width,), Scaling(1.0), schema)
+    assert inputs.values.tolist() == [[0, 0, 0, 1, 0], *3 * [[0, 0, 0, 0, 1]]]
+    (told,) = caplog.messages
+    assert told.endswith(
+        "column 'colour': 2 of 4 cells, such as 'green', are none of the schema's words; taken as missing"
+    )
+
+
 def test_a_quote_that_is_not_closed_takes_no_rows_with_it(tmp_path: Path) -> None:
     rows = ["x,y", *(f'"{row} inch,a' if row in (4, 34) else f"{row},b" for row in range(40))]
     (tmp_path / "t.csv").write_text("\n".join(rows))
@@ -140,6 +195,8 @@ def test_a_proposal_tells_numbers_from_words_and_leaves_names_out() -> None:
         ([f"2026-01-{day:02}" for day in range(1, 31)], "dates"),
         ([f"{number},5" for number in range(60)], "decimals with a comma; write points"),
         ([f"{number},5" for number in range(20)], "decimals with a comma; write points"),
+        ([f"{number},051.5" for number in range(1, 20)], "numbers such as '1,051.5'; write 1051.5"),
+        ([f"1.{number:03},0" for number in range(60)], "numbers such as '1.000,0'; write 1051.5"),
         ([*map(str, range(58)), "", "inf"], "58 of 59 are numbers, row 61 is 'inf'"),
         ([*map(str, range(20)), "unknown"], "20 of 21 are numbers, row 22 is 'unknown'"),
         ([""] * 60, "empty"),
@@ -341,7 +398,7 @@ def test_the_difference_of_two_schemas_is_named() -> None:
 
 
 def test_only_tables_have_columns() -> None:
-    with pytest.raises(DataError, match=r"--label: expected with a table \(.csv, .parquet\), found 'digits'"):
+    with pytest.raises(DataError, match=r"--label: expected with a table \(.csv, .tsv, .parquet\), found 'digits'"):
         load_client_data(DataSpec("digits", label="x"))
 
 
