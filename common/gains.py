@@ -5,7 +5,7 @@ of the model trained alone, positive if the chosen one is better.
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,12 +68,13 @@ def sentence(name: str, gain: Gain, metric: str) -> str:
     """Return the answer to whether the federation pays for a client."""
     if gain.chosen == "alone":
         return f"{name}: keep training alone; no model of the federation is surely better on the validation examples"
+    rises = scale_of(metric).rises
     shown = f"{_shown((gain.value, gain.low, gain.high), metric)} with {MODELS[gain.chosen]}"
     if gain.low > 0:
         return f"{name} gains {shown}"
     if gain.high < 0:
-        return f"{name}: train alone; the test examples show a gain of {shown}"
-    return f"{name}: no difference can be seen; it gains {shown}"
+        return f"{name}: train alone; the test examples show {'a gain of ' if rises else ''}{shown}"
+    return f"{name}: no difference can be seen; it {'gains' if rises else 'has'} {shown}"
 
 
 def of_all(gains: Iterable[Gain], metric: str) -> str:
@@ -85,13 +86,21 @@ def of_all(gains: Iterable[Gain], metric: str) -> str:
         return "1 client keeps what it trained alone" if lone == 1 else f"{lone} clients keep what they trained alone"
     bounds = interval(lambda rows: float(values[rows].mean()), len(values)) if len(values) > 1 else ()
     shown = _shown((float(values.mean()), *bounds), metric)
-    who = "1 client gains" if len(gains) == 1 else f"{len(gains)} clients gain"
+    verbs = ("gains", "gain") if scale_of(metric).rises else ("has", "have")
+    who = f"1 client {verbs[0]}" if len(gains) == 1 else f"{len(gains)} clients {verbs[1]}"
     text = f"{who} {shown} on average: {better} gain for sure, {lone} keep what they trained alone"
     return text + (f", {worse} lose for sure" if (worse := sum(one.high < 0 for one in gains)) else "")
 
 
 def _shown(values: tuple[float, ...], metric: str) -> str:
     scale = scale_of(metric)
-    value, *bounds = (scale.cell(scale.factor * each) for each in values)
-    within = f" ({' to '.join(bounds)})" if bounds else ""
-    return f"{value} {'points' if scale.percent else f'of {title_of(metric)}'}{within} over training alone"
+    if scale.rises:
+        value, *bounds = (scale.cell(scale.factor * each) for each in values)
+        end = f"{'points' if scale.percent else f'of {title_of(metric)}'}{_within(bounds)} over training alone"
+        return f"{value} {end}"
+    value, *bounds = (f"{scale.cell(abs(each))} {'lower' if each >= 0 else 'higher'}" for each in values)
+    return f"a {value} {title_of(metric)}{_within(bounds)} than training alone"
+
+
+def _within(bounds: Sequence[str]) -> str:
+    return f" ({' to '.join(bounds)})" if bounds else ""

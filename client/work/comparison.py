@@ -56,7 +56,8 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
     if gain is not None:
         name, best = client.settings.client_id, trials[gain.chosen]
         text = sentence(name, gain, order.metrics[0])
-        log.info("%s", text.removeprefix(name).lstrip(": "))  # a line of the log begins with the name
+        # A line of the log begins with the client's name. The run's id ends with the strategy.
+        log.info("%s [run %s]", text.removeprefix(name).lstrip(": "), order.scope.run_id)
         keep_scored(client, order, best.tensors, best.test, text, lone=gain.chosen == "alone")
     told = gain if client.settings.disclose_gain else None
     if told is not None:
