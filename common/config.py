@@ -117,7 +117,9 @@ class PrivacyConfig(Section):
         "none", description="where noise is added: none; on each client; averages only: on the server"
     )
     clip: Rate = Field(1.0, description="norm to which each client's change is clipped")
-    noise: Rate = Field(1.0, description="standard deviation of the noise in each coordinate, in units of clip")
+    noise: Annotated[float, Field(ge=1e-6, le=1e6)] = Field(
+        1.0, description="standard deviation of the noise in each coordinate, in units of clip"
+    )
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="delta of the guarantee that is reported")
     largest_change: Rate = Field(8.0, description="secure_aggregation: clients clip a larger change of a weight")
 

@@ -219,7 +219,14 @@ def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, boo
         raise ConfigError("--go-on: expected a --port, at which clients find the server again; found 0")
     from hyperbloom.server.runs.checkpoint import begun_as, is_over
 
-    return (folder, is_over(folder, config)) if begun_as(config, folder, "--go-on") else (None, False)
+    if not begun_as(config, folder, "--go-on"):
+        return None, False
+    over = is_over(folder, config)
+    if not over and not config.checkpoint_every:
+        raise ConfigError(
+            f"--go-on: the run in {folder} writes no checkpoints (checkpoint_every); delete it to begin anew"
+        )
+    return folder, over
 
 
 def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,15 @@ from torch import Tensor
 
 from hyperbloom.common.config import Section, check
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError, WireError
-from hyperbloom.common.files.storage import FileState, claim, file_state, keep, write_json, write_tensors
+from hyperbloom.common.files.storage import (
+    FileState,
+    claim,
+    delete_unfinished,
+    file_state,
+    keep,
+    write_json,
+    write_tensors,
+)
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import Scope
 
@@ -195,6 +203,7 @@ class ClientState:
             file.truncate(0)
             file.write(f" {os.getpid()}")
             file.flush()
+            delete_unfinished(self.folder)
             yield
 
     def token(self, server: str = "", address: str = "") -> str:

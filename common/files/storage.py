@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write `content` to `path` atomically: a crash leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".unfinished")
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.chmod(temporary, mode)
@@ -35,6 +35,16 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def delete_unfinished(folder: Path, but: str = "") -> None:
+    """Delete what killed processes have left in a folder and below, but not below folders that are named `but`.
+
+    Call it under the folder's lock: a file that is being written looks the same.
+    """
+    for path in folder.rglob(".*.unfinished"):
+        if but not in path.relative_to(folder).parts:
+            path.unlink(missing_ok=True)
 
 
 FileState = tuple[int, int, int] | None

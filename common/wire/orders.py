@@ -307,8 +307,9 @@ class EvaluateResult:
                 raise WireError(f"{split}: expected one value for each metric, found {score.metrics}")
             for metric, value in zip(score.metrics, score.values, strict=True):
                 most = 1.0 if scale_of(metric).percent else LARGEST_LOSS
-                if not (abs(value) <= most and (value >= 0 or metric.startswith("r2"))):
-                    raise WireError(f"{split}: expected {metric} from 0 to {most:g}, found {value}")
+                least = -most if metric.startswith("r2") else 0.0
+                if not least <= value <= most:  # false for NaN
+                    raise WireError(f"{split}: expected {metric} from {least:g} to {most:g}, found {value}")
             if not all(abs(count) <= LARGEST_LOSS for count in score.counts):  # false for NaN
                 raise WireError(f"{split}: expected counts up to {LARGEST_LOSS:.0e}, found others")
 

@@ -227,6 +227,8 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
         ModelError: the target network does not fit the data set, or belongs to a plug-in that cannot be imported.
     """
     told: tuple[str, ...] = ()
+    for name in config.baselines:
+        find_strategy(name, "baselines")
     for name in (config.strategy, *config.baselines):
         one = config if name == config.strategy else baseline_config(config, name)
         try:

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig, dump_run_config, load_run_config
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.files.storage import claim, keep, write_json, write_tensors
+from hyperbloom.common.files.storage import claim, delete_unfinished, keep, write_json, write_tensors
 from hyperbloom.server.loop.listener import Checkpoint, Progress, Resume, Selection
 from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder
 
@@ -137,8 +137,15 @@ def refuse_difference(
             )
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether `--resume` finds a checkpoint in `folder`, readable or not."""
+    return bool(_all(folder))
+
+
 def is_over(folder: Path, config: RunConfig) -> bool:
-    """Return whether the run in `folder` is complete; False without a readable checkpoint."""
+    """Return whether the run in `folder` is complete; False without a readable checkpoint where there should be one."""
+    if not config.checkpoint_every:
+        return "ended" in json.loads((folder / "environment.json").read_text())
     for path in reversed(_all(folder)):
         with suppress(*DAMAGED):
             return _read(folder, path)[0].phase > len(config.baselines)
@@ -161,6 +168,7 @@ def locked(folder: Path) -> Iterator[None]:
     with (folder / "checkpoints" / "lock").open("a") as file:
         if not claim(file, LOCK_PATIENCE_S):
             raise ConfigError(f"another server is still at work in {folder}; end it first")
+        delete_unfinished(folder, "clients")  # local clients of an earlier process may still write
         yield
 
 

@@ -20,7 +20,7 @@ from hyperbloom.server.loop.listener import Listener, Selection
 from hyperbloom.server.loop.post import Grid
 from hyperbloom.server.loop.session import Session, check_run
 from hyperbloom.server.pages.report import write_report
-from hyperbloom.server.runs.checkpoint import locked
+from hyperbloom.server.runs.checkpoint import has_checkpoint, locked
 from hyperbloom.server.runs.folder import RunFolder, adopt_identities, new_run_folder
 from hyperbloom.server.watch.tracking import find_tracker, tracked
 from hyperbloom.server.watch.view import TerminalView, print_line, print_results
@@ -83,9 +83,11 @@ def _full_disk_told(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _DISK:
             raise
+        on = f"go on with flower-server --resume {folder}, or with the same command if it compares or tunes"
+        anew = f"begin again with the same command, after you have deleted {folder}"
         raise DiskError(
-            f"cannot write to {folder}: {error.strerror}. Nothing is half-written; make room, and go on with "
-            f"flower-server --resume {folder}, or with the same command if it compares or tunes"
+            f"cannot write to {folder}: {error.strerror}. Nothing is half-written; make room, and "
+            f"{on if has_checkpoint(folder) else anew}"
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,20 @@ def test_a_full_disk_ends_a_run_that_can_go_on(
     assert main(["--resume", str(tmp_path / "run")]) == 0
     for name in ("summary.json", "hypernetwork-last.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_before_the_first_checkpoint_a_full_disk_names_a_way_that_works(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*RUN, "--set", "checkpoint_every=2", "--run-dir", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        FullDisk(patch, 3)
+        assert main(command) == 6
+    error = capsys.readouterr().err
+    assert "--resume" not in error
+    assert f"begin again with the same command, after you have deleted {tmp_path / 'run'}" in error
+    shutil.rmtree(tmp_path / "run")
+    assert main(command) == 0
 
 
 def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

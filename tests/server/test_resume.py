@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig, RunConfig
 from hyperbloom.common.errors import ConfigError
@@ -432,6 +433,50 @@ def test_the_command_goes_on_with_the_flags_that_the_run_began_with(
     monkeypatch.setattr(RunFolder, "round_done", real)
     assert main(["--resume", str(tmp_path / "run")]) == 0
     assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_run_without_checkpoints_is_over_when_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [
+        "--engine",
+        "inline",
+        "--clients",
+        "2",
+        "--rounds",
+        "2",
+        "--set",
+        "checkpoint_every=0",
+        "--set",
+        "gains=false",
+    ]
+    args += ["--set", "local.steps=1", "--set", "hidden_dim=8", "--go-on", "--run-dir"]
+    assert main([*args, str(tmp_path / "whole")]) == 0 == main([*args, str(tmp_path / "whole")])
+    assert "is complete" in capsys.readouterr().out
+    real = RunFolder.round_done
+
+    def killed(folder: RunFolder, report: RoundReport) -> None:
+        real(folder, report)
+        raise Crash
+
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(RunFolder, "round_done", killed)
+        main([*args, str(tmp_path / "killed")])
+    assert main([*args, str(tmp_path / "killed")]) == 2
+    assert "writes no checkpoints (checkpoint_every); delete it to begin anew" in capsys.readouterr().err
+
+
+def test_what_a_killed_process_was_writing_is_deleted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    left = [run / ".summary.json.abc.unfinished", run / "checkpoints/.1.json.abc.unfinished"]
+    writing = run / "clients/a/.identity.json.abc.unfinished"  # by a client that is alive
+    for path in (*left, writing):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    with locked(run):
+        assert not any(path.exists() for path in left) and writing.exists()
+    with ClientState(run / "clients/a").lock():
+        assert not writing.exists()
 
 
 def test_the_same_command_begins_a_run_goes_on_with_it_and_leaves_it_alone(

@@ -28,7 +28,7 @@ def test_a_metric_that_is_not_told_is_undefined() -> None:
         (EvaluateResult(score("accuracy", 1.5), GOOD), "val: expected accuracy from 0 to 1, found 1.5"),
         (EvaluateResult(score("auroc/3", -0.5), GOOD), "val: expected auroc/3 from 0 to 1, found -0.5"),
         (EvaluateResult(score("rmse", -1.0), GOOD), "val: expected rmse from 0 to 1e\\+30, found -1.0"),
-        (EvaluateResult(score("r2", -2e30), GOOD), "val: expected r2 from 0 to 1e\\+30"),
+        (EvaluateResult(score("r2", -2e30), GOOD), "val: expected r2 from -1e\\+30 to 1e\\+30"),
         (EvaluateResult(SplitScore(2, 0.5, ("dice",), ()), GOOD), "val: expected one value for each metric"),
         (EvaluateResult(SplitScore(2, 0.5, ("mae", "mae"), (1.0, 2.0)), GOOD), "val: expected one value for each"),
         (EvaluateResult(score("dice", 0.5, counts=(1.0, math.nan)), GOOD), "val: expected counts up to 1e\\+30"),

@@ -111,7 +111,7 @@ def test_strategies_can_be_tried_too(tmp_path: Path) -> None:
     assert load_run_config(tmp_path / "tuned.yaml", {}).strategy in ("local", "fedavg")
 
 
-@pytest.mark.parametrize("text", ["local.steps", "local.steps=", "=5", "rounds=5,10", "seed=1,2"])
+@pytest.mark.parametrize("text", ["local.steps", "local.steps=", "=5", "rounds=5,10", "seed=1,2", "select=auroc,f1"])
 def test_a_grid_without_key_or_values_is_refused(text: str) -> None:
     with pytest.raises(
         ConfigError, match=re.escape(f"--over: expected KEY=A,B such as local.steps=10,50, found '{text}'")

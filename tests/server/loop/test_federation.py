@@ -255,11 +255,13 @@ def test_a_client_that_left_before_the_others_came_does_not_count(
 
 # ---------------------------------------------------------------------- refused
 
+CLASSES = "; name them all, of images by a folder each, which may be empty"
+
 
 @pytest.mark.parametrize(
     ("config", "about", "reason"),
     [
-        ({"num_classes": 5}, {}, "expected 5 classes as in this federation, found 10"),
+        ({"num_classes": 5}, {}, f"expected 5 classes as in this federation, found 10{CLASSES}"),
         (
             {"input_shape": (1, 28, 28)},
             {},
@@ -315,7 +317,7 @@ def test_the_first_client_decides_for_the_others(party: Party, grid: ScriptedGri
     assert party.where() == {"a": 2, "d": 5}
     assert grid.notices() == [
         (3, Notice("refused", "expected inputs of shape (1, 8, 8) as in this federation, found (1, 28, 28)")),
-        (4, Notice("refused", "expected 10 classes as in this federation, found 3")),
+        (4, Notice("refused", f"expected 10 classes as in this federation, found 3{CLASSES}")),
     ]
 
 
