@@ -204,14 +204,21 @@ def _mean(runs: Sequence[Line], seeds: set[int]) -> str:
 
 
 def sentence(lines: Sequence[Line]) -> str:
-    """Return the figures that decide for the default and the smaller budget."""
-    some = [line for line in lines if line["rounds"] == BUDGETS[0] and line["set"] in SETS]
-    gain, sets, lost, _, sites = _deciding(some, DEFAULT, SETS)
+    """Return the figures that decide for the default and the smaller budget, of all sets and of the unseen ones."""
+    some = [line for line in lines if line["rounds"] == BUDGETS[0]]
+    (gain, sets, lost, _, sites), (unseen, others, few, _, their) = (
+        _deciding([line for line in some if line["set"] in group], DEFAULT, group) for group in (SETS, UNSEEN)
+    )
+    more = (
+        f"On {others} federations that were added after all defaults were chosen it is {unseen} ahead, and\n"
+        f"{few} of {their} sites are behind in this way.\n"
+    )
     return (
         f"With defaults and {BUDGETS[0]} rounds, `{DEFAULT}` is {gain} points ahead of the better of `local` and\n"
         f"`fedavg`: the mean over {sets} federations, with a 95 % interval over the sites of these, no others.\n"
         "With the model that each site chose on its validation examples,\n"
         f"{lost} of {sites} sites are more than a point behind training alone (a site counts once for each seed).\n"
+        f"{more if others else ''}"
         "[Does it pay](docs/pays.md#on-nine-data-sets) has every data set and strategy.\n"
     )
 
