@@ -172,7 +172,9 @@ def check_port(host: str, port: int) -> None:
         raise ConfigError(f"--port: expected 0 (a free one) to 65535, found {port}")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host, port), family=family).close()
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
     except OSError as error:
         raise ConnectionFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
 
