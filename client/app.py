@@ -87,7 +87,7 @@ def _reply(message: Message, outcome: object) -> Message:
     wrong = attempt(outcome.check) if isinstance(outcome, TrainResult | EvaluateResult) else None
     if isinstance(wrong, WireError):  # the server would take it for a lie
         outcome = HyperbloomError(
-            f"{wrong}; scale inputs and targets, or lower local.learning_rate", reason=Reason.DIVERGED
+            f"{wrong}; scale the inputs and targets, or lower local.learning_rate", reason=Reason.DIVERGED
         )
     if isinstance(outcome, HyperbloomError):
         log.error("%s failed: %s", message.metadata.message_type, outcome)

@@ -73,7 +73,8 @@ class Column(Section):
         """
         if self.kind == "text":
             return token_rows(cells, self.length, backbone, where)
-        gone = np.array([cell in self.missing or cell in MISSING for cell in cells], dtype=np.bool_)
+        none = {*MISSING, *map(plain, self.missing)}
+        gone = np.array([cell in none for cell in cells], dtype=np.bool_)
         inputs = np.zeros((len(cells), self.width), np.float32)
         inputs[gone, -1] = 1.0
         place = {plain(word): number for number, word in enumerate(self.words)}

@@ -132,7 +132,7 @@ def _known(table: Table, schema: Schema, path: Path) -> Table:
     """Return the cells, without words that the model has never seen; a line of the log counts these by column."""
     known = dict(table)
     for column in (one for one in schema.columns if one.kind == "category" and one.name in table):
-        cells, words = table[column.name], {*map(plain, column.words), *column.missing, *MISSING}
+        cells, words = table[column.name], {*map(plain, (*column.words, *column.missing)), *MISSING}
         if strange := [cell for cell in cells if cell not in words]:
             found = f"{len(strange)} of {len(cells)} cells, such as {strange[0][:80]!r}, are none of the schema's words"
             log.warning("%s: column %r: %s; taken as missing", path, column.name, found)

@@ -418,7 +418,7 @@ NO_STRATEGY = f"expected one of {', '.join(STRATEGIES)}; or package.module:Class
     ("flags", "message"),
     [
         ("--strategy nothing", f"strategy: {NO_STRATEGY}"),
-        ("--baselines nothing", f"strategy: {NO_STRATEGY}"),
+        ("--baselines nothing", f"baselines: {NO_STRATEGY}"),
         ("--baselines pfedhn", "baselines: expected names beside pfedhn, each once, found ('pfedhn',)"),
         (
             "--baselines local,fedavg,local",

@@ -117,6 +117,8 @@ def test_a_whole_number_is_the_same_word_with_and_without_decimals(tmp_path: Pat
         table = read_cells(tmp_path / f"{name}.csv")
         assert old.inputs(table, "t").tolist() == whole.inputs(table, "t").tolist()
         assert old.labels(table, "t").tolist() == whole.labels(table, "t").tolist() == [0, 1, 1] * 10
+    gap = old_line.model_copy(update={"words": ("2.0",), "missing": ("1.0",)})
+    assert gap.encode(["1", "2"], "t").tolist() == [[0, 1], [1, 0]]
     (tmp_path / "c.csv").write_text("zip\n01.0\n007\n1.50\n-3.00\n1.\n")
     assert read_cells(tmp_path / "c.csv") == {"zip": ["01", "007", "1.50", "-3", "1."]}
 
