@@ -81,7 +81,7 @@ class Run:
             listener.event(f"{told} for {self.config.patience} evaluations: round {number} was the last")
 
     def train(self, number: int, outcome: Outcome) -> bool:
-        """Play a round of training. Return False if clients were asked and none gave a usable answer."""
+        """Play a round of training. Return whether a client gave a usable answer."""
         turn = self.draw(number)
         exchanges: Exchanges[None] = self.protection.round(self.algorithm.round(turn))
         if self.config.secure_aggregation and self.algorithm.reply != "nothing":  # without replies there is no sum
@@ -89,7 +89,7 @@ class Run:
 
             exchanges = under_masks(exchanges, self.config, turn, outcome, self.director.blame)
         self.director.play(exchanges, outcome, len(turn.cohort))
-        return bool(outcome.results) or not turn.cohort
+        return bool(outcome.results)
 
     def evaluate(self, number: int, outcome: Outcome) -> None:
         """Evaluate all idle clients, and record the busy ones as left out."""
@@ -131,7 +131,8 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
         federation.post.take_traffic()  # discard the traffic of the last evaluation
         federation.round = number
         federation.gather(1, config.join_timeout_s, run.can_go_on)
-        fruitless = 0 if number == 0 or run.train(number, outcome) else fruitless + 1
+        useful = number == 0 or run.train(number, outcome)
+        fruitless = 0 if useful else fruitless + bool(outcome.refused)  # if all are in quarantine, nobody was asked
         elapsed = time.perf_counter() - begin
         traffic, asked = federation.post.take_traffic(), len(outcome.results) + len(outcome.refused)
         if number % config.eval_every == 0 or number == config.rounds:

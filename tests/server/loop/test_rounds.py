@@ -141,6 +141,16 @@ def test_who_is_late_each_time_is_left_out_for_more_and_more_rounds(
     assert all("a" in report.outcome.results for report in run.told.reports)
 
 
+def test_if_all_are_too_slow_the_run_ends_with_the_reason(crew: Callable[..., Crew], clock: Clock) -> None:
+    """Rounds in which all are in quarantine, and nobody is asked, bring nothing and cost nothing."""
+    run = crew(clients=2, cohort=2, rounds=100, eval_every=100, round_timeout_s=1.0, **HYPERNETWORK)
+    for node, name in enumerate("ab", start=2):
+        run.join(node, name, train=1.25)
+    with pytest.raises(CohortError, match=r"no usable reply in 10 rounds, .*a: no reply; b: no reply"):
+        run.run()
+    assert sum(bool(report.outcome.quarantined) for report in run.told.reports) == 3
+
+
 def test_who_is_late_now_and_then_stays_in(crew: Callable[..., Crew], clock: Clock) -> None:
     run = everyone(crew(clients=2, cohort=2, rounds=60, eval_every=60, round_timeout_s=1.0, **HYPERNETWORK), "a")
     times = cycle([1.25, 1.25, 0.1])
