@@ -210,7 +210,7 @@ def sentence(lines: Sequence[Line]) -> str:
         _deciding([line for line in some if line["set"] in group], DEFAULT, group) for group in (SETS, UNSEEN)
     )
     more = (
-        f"On {others} federations that were added after all defaults were chosen it is {unseen} ahead, and\n"
+        f"On {others} federations that were added after all defaults were chosen it is {unseen} points ahead, and\n"
         f"{few} of {their} sites are behind in this way.\n"
     )
     return (
