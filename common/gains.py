@@ -5,7 +5,7 @@ of the model trained alone, positive if the chosen one is better.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,13 +94,15 @@ def of_all(gains: Iterable[Gain], metric: str) -> str:
 
 def _shown(values: tuple[float, ...], metric: str) -> str:
     scale = scale_of(metric)
+
+    def cell(each: float) -> str:
+        if scale.rises:
+            return scale.cell(scale.factor * each)
+        points = " points" if scale.percent else ""
+        return f"{scale.cell(scale.factor * abs(each))}{points} {'lower' if each >= 0 else 'higher'}"
+
+    value, *bounds = map(cell, values)
+    within = f" ({' to '.join(bounds)})" if bounds else ""
     if scale.rises:
-        value, *bounds = (scale.cell(scale.factor * each) for each in values)
-        end = f"{'points' if scale.percent else f'of {title_of(metric)}'}{_within(bounds)} over training alone"
-        return f"{value} {end}"
-    value, *bounds = (f"{scale.cell(abs(each))} {'lower' if each >= 0 else 'higher'}" for each in values)
-    return f"a {value} {title_of(metric)}{_within(bounds)} than training alone"
-
-
-def _within(bounds: Sequence[str]) -> str:
-    return f" ({' to '.join(bounds)})" if bounds else ""
+        return f"{value} {'points' if scale.percent else f'of {title_of(metric)}'}{within} over training alone"
+    return f"a {value} {title_of(metric)}{within} than training alone"

@@ -107,6 +107,10 @@ def test_of_what_falls_it_is_said_whether_it_is_lower_or_higher(bounds: tuple[fl
     """A gain of -0.5 of an error could be read either way."""
     told = Gain("personal", *bounds, ("personal", "alone"), (2.0, 1.5))
     assert sentence("ward-7", told, "rmse").startswith(says)
+    points = sentence(
+        "ward-7", Gain("personal", *(x / 10 for x in bounds), told.models, told.test), "calibration-error"
+    )
+    assert f"a 5.0 points {'lower' if bounds[0] > 0 else 'higher'} calibration error (" in points
     mean = of_all([told, told], "rmse")
     assert mean.startswith(f"2 clients have a 0.5 {'lower' if bounds[0] > 0 else 'higher'} RMSE (")
 
