@@ -161,7 +161,12 @@ class Federation:
         return self._told(name, until, f"another reply was refused for its content ({text})")
 
     def missed(self, name: str) -> int | None:
-        """Count a missed deadline of a client that is here; return the last round of its quarantine, or None."""
+        """Count a missed deadline of a client that is here; return the last round of its quarantine, or None.
+
+        Where no other client is left nobody waits for this one, and it does not count.
+        """
+        if len(self.trusted) < 2:
+            return None
         until = self.roster.conduct.missed(name, self.round)
         return self._told(name, until, f"{PATIENCE} answers in a row were late; if it is slow, raise round_timeout_s")
 

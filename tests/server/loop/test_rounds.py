@@ -141,14 +141,25 @@ def test_who_is_late_each_time_is_left_out_for_more_and_more_rounds(
     assert all("a" in report.outcome.results for report in run.told.reports)
 
 
-def test_if_all_are_too_slow_the_run_ends_with_the_reason(crew: Callable[..., Crew], clock: Clock) -> None:
-    """Rounds in which all are in quarantine, and nobody is asked, bring nothing and cost nothing."""
-    run = crew(clients=2, cohort=2, rounds=100, eval_every=100, round_timeout_s=1.0, **HYPERNETWORK)
-    for node, name in enumerate("ab", start=2):
+@pytest.mark.parametrize(("names", "quarantined"), [("a", 0), ("ab", 1)])
+def test_if_all_are_too_slow_one_is_left_and_the_run_ends_with_the_reason(
+    crew: Callable[..., Crew], clock: Clock, names: str, quarantined: int
+) -> None:
+    """Where nobody else is left, nobody waits for the last one."""
+    config = {"clients": len(names), "cohort": 2, "rounds": 100, "eval_every": 100, "round_timeout_s": 1.0}
+    run = crew(**config, **HYPERNETWORK)
+    for node, name in enumerate(names, start=2):
         run.join(node, name, train=1.25)
-    with pytest.raises(CohortError, match=r"no usable reply in 10 rounds, .*a: no reply; b: no reply"):
+    with pytest.raises(CohortError, match=r"no usable reply in 10 rounds, giving up after round 10 .*: no reply"):
         run.run()
-    assert sum(bool(report.outcome.quarantined) for report in run.told.reports) == 3
+    assert sum(len(report.outcome.quarantined) for report in run.told.reports) == quarantined
+
+
+def test_rounds_in_which_all_are_in_quarantine_do_not_hide_that_nobody_answers(crew: Callable[..., Crew]) -> None:
+    run = everyone(crew(clients=2, cohort=2, rounds=100, eval_every=100, **HYPERNETWORK), *"ab")
+    run.answer = {name: lambda order: RecordDict() for name in "ab"}
+    with pytest.raises(CohortError, match="no usable reply in 10 rounds, giving up after round 80 "):
+        run.run()  # 3 rounds, 10 of quarantine, 3, 20 of quarantine, 3, 40 of quarantine, 1
 
 
 def test_who_is_late_now_and_then_stays_in(crew: Callable[..., Crew], clock: Clock) -> None:
