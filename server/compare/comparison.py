@@ -23,7 +23,7 @@ from rich.console import Console
 
 from hyperbloom.common.config import RunConfig, dump_yaml, load_run_config, make_run_config, read_yaml
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
-from hyperbloom.common.files.storage import claim, write_bytes, write_json
+from hyperbloom.common.files.storage import claim, delete_unfinished, write_bytes, write_json
 from hyperbloom.server.grids.fleet import Machines
 from hyperbloom.server.loop.listener import Joined
 from hyperbloom.server.loop.session import check_run
@@ -168,6 +168,7 @@ def open_comparison(out: Path, shared: Mapping[str, Any], cells: Sequence[Cell])
         with (out / ".lock").open("a") as lock:
             if not claim(lock):
                 raise ConfigError(f"--out: another process is at work in {out}")
+            delete_unfinished(out, "clients")
             _claim(out, shared)
             for cell in cells:
                 _check_fits(cell)

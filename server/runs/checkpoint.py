@@ -145,7 +145,9 @@ def has_checkpoint(folder: Path) -> bool:
 def is_over(folder: Path, config: RunConfig) -> bool:
     """Return whether the run in `folder` is complete; False without a readable checkpoint where there should be one."""
     if not config.checkpoint_every:
-        return "ended" in json.loads((folder / "environment.json").read_text())
+        with suppress(*DAMAGED):
+            return "ended" in json.loads((folder / "environment.json").read_text())
+        return False
     for path in reversed(_all(folder)):
         with suppress(*DAMAGED):
             return _read(folder, path)[0].phase > len(config.baselines)
