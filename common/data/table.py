@@ -100,14 +100,15 @@ def _csv(path: Path) -> tuple[list[str], list[list[str]]]:
             file.seek(0)
             bare = re.sub('"[^"]*"', "", first)
             delimiter = max(",;\t", key=bare.count)
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file, delimiter=delimiter, strict=True) if row]
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            rows = {reader.line_num: [cell.strip() for cell in row] for row in reader if row}  # by its last line
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: expected cells between commas, semicolons or tabs in UTF-8, found: {error}") from None
-    columns, *cells = rows or [[]]
-    odd = next((place for place, row in enumerate(cells) if len(row) != len(columns)), None)
+    columns, *cells = list(rows.values()) or [[]]
+    odd = next((line for line, row in rows.items() if len(row) != len(columns)), None)
     if odd is not None:
-        found = f"{len(cells[odd])} in row {odd + 2} (cells end at {delimiter!r}, which the first line has most often)"
-        raise DataError(f"{path}: expected {len(columns)} cells in each row, as there are names, found {found}")
+        found = f"{len(rows[odd])} in line {odd} (cells end at {delimiter!r}, which the first line has most often)"
+        raise DataError(f"{path}: expected {len(columns)} cells in each line, as there are names, found {found}")
     return columns, cells
 
 

@@ -91,7 +91,7 @@ def test_cells_end_where_the_first_line_says_most_often(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("pressure, bar;age;x\n3.5;60;1\n")
     assert read_cells(tmp_path / "t.csv") == {"pressure, bar": ["3.5"], "age": ["60"], "x": ["1"]}
     (tmp_path / "t.csv").write_text("pressure, bar, mean;age\n3.5;60\n")
-    with pytest.raises(DataError, match=r"found 1 in row 2 .cells end at ',', which the first line has most often.$"):
+    with pytest.raises(DataError, match=r"found 1 in line 2 .cells end at ',', which the first line has most often.$"):
         read_cells(tmp_path / "t.csv")
 
 
@@ -326,7 +326,7 @@ def test_parquet_is_read_as_the_same_table(tmp_path: Path) -> None:
         (b"a,b\n", "expected rows below .*, found 0 rows below a, b"),
         (b"a,a\n1,2\n", "expected rows below .*, found 1 rows below a, a"),
         (b"a,\n1,2\n", "expected a name for each column, found none for column 2 .with pandas, write index=False"),
-        (b"a,b\n1,2\n1\n", "expected 2 cells in each row, as there are names, found 1 in row 3"),
+        (b"a,b\n\n1,2\n1\n", "expected 2 cells in each line, as there are names, found 1 in line 4"),
         (b"a,b\n\xff\xfe,2\n", "expected cells between commas, semicolons or tabs in UTF-8, found: 'utf-8' codec"),
         (b'a,b\n"' + b"x" * 200_000 + b'",2\n', "expected cells between .* in UTF-8, found: field larger"),
     ],
