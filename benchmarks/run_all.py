@@ -1,4 +1,4 @@
-"""Run every program here and write one table: `docs/benchmarks.md`.
+"""Run the programs here that print one ratio, and write one table, from which `docs/benchmarks.md` is made by hand.
 
 python -m benchmarks.run_all [--quick] [--skip memory,round_overhead] [--out FILE]
 """
@@ -37,7 +37,7 @@ PROGRAMS: dict[str, Run] = {
     "asynchrony": asynchrony.run,
     "on_demand": on_demand.run,
 }
-OUT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+OUT = Path("runs/benchmarks.md")
 
 
 def table(rows: Iterable[Comparison]) -> str:

@@ -227,8 +227,9 @@ def sentence(some: Sequence[Line]) -> str:
     close = own["within"] + own["above"]
     more = f"{close} more {'is' if close == 1 else 'are'} within or above with fewer seeds or rounds, " if close else ""
     return (
-        f"Of {own.total()} figures that the papers' tables have for their own methods, {run} were run at a scale that "
-        f"can be compared:\n{own['reached']} are reached with three seeds, {more}and {own['below']} are below\n"
+        f"Of {own.total()} figures that the papers have for their own methods, in columns that can be set up here,\n"
+        f"{run} were run at a scale that can be compared: {own['reached']} are reached with three seeds,\n"
+        f"{more}and {own['below']} are below "
         "([every cell, and what these words mean](docs/cells.md))."
     )
 

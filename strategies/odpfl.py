@@ -62,7 +62,7 @@ class ODPFLOptions(PFedHNOptions):
     mode: Literal["end-to-end", "two-phase"] = Field(
         "end-to-end", description="two-phase: learn embeddings first, the encoder towards them (appendix B.2)"
     )
-    learning_rate: Rate = Field(2e-3, description="learning rate of the hypernetwork; the paper has 0.01")
+    learning_rate: Rate = Field(2e-3, description="learning rate of the hypernetwork; pFedHN's code has 0.01")
     personal: Literal["trained", "written"] | None = Field("written", description="written: as newcomers get it")
     encoder: str = Field("deepset", description=f"what describes a client's examples: {', '.join(ENCODERS)}")
     encoder_learning_rate: Rate = Field(1e-4, description="learning rate of the encoder's Adam (end-to-end)")

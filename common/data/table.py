@@ -101,7 +101,8 @@ def _csv(path: Path) -> tuple[list[str], list[list[str]]]:
             bare = re.sub('"[^"]*"', "", first)
             delimiter = max(",;\t", key=bare.count)
             reader = csv.reader(file, delimiter=delimiter, strict=True)
-            rows = {reader.line_num: [cell.strip() for cell in row] for row in reader if row}  # by its last line
+            numbered = ((reader.line_num, row) for row in reader if row)
+            rows = {line: [cell.strip() for cell in row] for line, row in numbered}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: expected cells between commas, semicolons or tabs in UTF-8, found: {error}") from None
     columns, *cells = list(rows.values()) or [[]]

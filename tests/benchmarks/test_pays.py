@@ -33,6 +33,22 @@ def test_the_gain_on_a_set_has_students_interval_over_sites() -> None:
     assert pays._gain(None) == ""
 
 
+def test_a_strategy_is_told_from_the_default_by_the_interval_over_sites() -> None:
+    """Paired by seed and site: 1, 2, 3 points behind is no chance; 4, 0, 2 ahead may be."""
+    lines = [line("pfedhn", [71.0, 82.0, 93.0]), line("fedper", [70.0, 80.0, 90.0]), line("ditto", [75.0, 82.0, 95.0])]
+    lines += [line("fedavg", [73.0, 85.0, 97.0]), line("local", [0.0] * 3, seed=1)]
+    np.testing.assert_allclose(pays.over(lines, "pfedhn", "fedper"), [[1.0, 2.0, 3.0]])
+    assert pays.over(lines, "pfedhn", "local") is None
+    marks = [pays._mark([x for x in lines if x["strategy"] == name], lines[:1]) for name in pays.STRATEGIES]
+    assert marks == ["", " ▲", "", "", "", "", "", "", ""]
+    lines[1]["test"] = [69.0, 80.0, 90.0]  # 2, 2, 3 behind
+    assert pays._mark(lines[1:2], lines[:1]) == " ▼"
+    assert (
+        pays._behind(lines, "fedper", pays_sets.SETS) == "+2.3 (+0.9 to +3.8)"
+    )  # 4.303 of Student's t, 0.577 over root 3
+    assert pays._behind(lines, "pfedhn", pays_sets.SETS) == "" == pays._behind(lines, "local", pays_sets.SETS)
+
+
 def test_sites_that_lose_are_those_behind_training_alone_by_more_than_a_point() -> None:
     one = line("ditto", [70.0, 79.0, 78.5, 90.0], alone=[80.0, 80.0, 80.0, 80.0], gain=[0.0, -1.0, -1.5, 9.0])
     assert pays.losers([one, line("local", [1.0])]) == (25.0, 50.0, 4)
@@ -89,7 +105,7 @@ def test_every_set_weighs_the_same_in_the_mean_gain() -> None:
     text = pays.table(lines)
     row = next(row for row in text.splitlines() if row.startswith("| pfedhn |"))
     assert row.startswith("| pfedhn | +4.0 (") and row.split("|")[3].strip() == "2"  # not 3.6, the mean over sites
-    assert "| heart disease, hospitals | 1 | 50.0 | 40.0 |  |  |  |  |  | 56.0 |" in text
+    assert "| heart disease, hospitals | 1 | 50.0 ▼ | 40.0 ▼ |  |  |  |  |  | 56.0 |" in text
 
 
 def test_a_row_has_the_seeds_that_the_default_and_both_baselines_have() -> None:
