@@ -305,9 +305,10 @@ def _join(ctx: click.Context, /, eps: float | None, delta: float | None, budget:
     out, folder = flags["out"], flags["state_dir"] or default_state_dir("on-demand")
     flags = shared.enrolled(flags, socket.gethostname(), folder)
     shared.check_security(flags)
-    from hyperbloom.common.files.export import check_writable
+    from hyperbloom.common.files.export import beside
 
-    check_writable(out)  # before the budget is spent
+    with beside(out):  # it can be written, or the budget would be spent for nothing
+        pass
     link = shared.make_link(flags)
 
     from hyperbloom.client.newcomer.guarantee import Promise

@@ -13,12 +13,15 @@
 A message says what was expected, what was found, and what to do. Asserts are for our own mistakes only.
 """
 
+import errno
 from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
 from hyperbloom.common.reasons import Reason
 
 T = TypeVar("T")
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)  # a disk that takes no more
 
 
 class HyperbloomError(Exception):

@@ -232,8 +232,8 @@ def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, boo
 def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     """Return the flags with which the run of `--resume` began, except those given anew on the command line.
 
-    The folder may be somebody else's. So `--insecure`, `--superlink`, addresses beyond loopback that need no key, and
-    certificates inside the folder must be given anew.
+    The folder may be somebody else's. So `--insecure`, `--superlink`, addresses beyond loopback that need no key,
+    certificates inside the folder, and `--serve-backbone`, which hands out files, must be given anew.
     """
     from hyperbloom.server.grids.fleet import SECURITY, Machines
 
@@ -253,11 +253,12 @@ def _as_it_began(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
     elif began.get("insecure") and began.get("engine") == "grpc":
         raise ConfigError(f"--resume: the run in {flags['resume']} was in plain text; give --insecure again or --certs")
     taken = {name: began[name] for name in Machines.model_fields.keys() & began.keys() - anew - {"insecure"}}
-    for name in {"certs", "superlink", "web", "metrics_port"} & taken.keys():
+    for name in {"certs", "superlink", "web", "metrics_port", "serve_backbone"} & taken.keys():
         value, word = str(taken[name] or ""), f"--{name.replace('_', '-')}"
         host = value.rpartition(":")[0]
         inside = name == "certs" and path.parent.resolve() in Path(value).resolve().parents
-        if inside or (name != "certs" and host and not is_loopback(host)):
+        far = name != "certs" and host and not is_loopback(host)
+        if inside or far or (name == "serve_backbone" and value):
             raise ConfigError(f"--resume: the run in {path.parent} had {word} {value}; give it again if you mean it")
     return taken
 

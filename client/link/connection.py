@@ -14,14 +14,13 @@ from functools import partial
 from typing import Any, cast
 
 import grpc
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 
 from hyperbloom.client.link import internals as flower
 from hyperbloom.client.link.http import HttpChannel
 from hyperbloom.client.link.server import Link
 from hyperbloom.common.enclosed import PROCESS, WAIT, enclose, take_enclosed
-from hyperbloom.common.secrecy.keys import BoundKey, make_key, public_pem
+from hyperbloom.common.secrecy.keys import make_key, public_pem, sign
 from hyperbloom.common.secrecy.token import HEADER
 
 WAIT_S = 20.0
@@ -46,7 +45,7 @@ class Connection:
 
     def __init__(self, link: Link, retries: flower.RetryInvoker) -> None:
         key, self._retries, self._token = link.key or make_key(), retries, link.token
-        self._key, self._public = BoundKey(key, link.name), public_pem(key).encode()
+        self._key, self._name, self._public = key, link.name, public_pem(key).encode()
         self._version = flower.RuntimeVersionMetadata.from_local_component("SuperNode")
         if link.http:
             self._channel = HttpChannel(link, ANSWER_S)
@@ -156,7 +155,7 @@ class Connection:
         self, method: str, request: Any, timeout: float | None, headers: tuple[tuple[str, str], ...] = ()
     ) -> Any:
         stamp = flower.now().isoformat()
-        signature = flower.sign_message(cast(ec.EllipticCurvePrivateKey, self._key), stamp.encode("ascii"))
+        signature = sign(self._key, (stamp + self._name).encode())  # the name: a liar could show it to another server
         shown = (
             (flower.PUBLIC_KEY_HEADER, self._public),
             (flower.TIMESTAMP_HEADER, stamp),

@@ -43,7 +43,6 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
     push_object_contents_from_iterable,
 )
-from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.retry.retry_invoker import RetryState, exponential
 from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata

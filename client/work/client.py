@@ -177,7 +177,8 @@ class Client:
                 log.error("the own model cannot be used here: %s", _in_short(error))
             else:
                 log.exception("the own model %s fails", self.own.name)
-            raise HyperbloomError("the client's own model fails; the client's log says how") from None
+            where = "the client's log says how; of virtual clients, server.log in the run folder"
+            raise HyperbloomError(f"the client's own model fails; {where}") from None
 
 
 @lru_cache(256)

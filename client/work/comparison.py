@@ -191,11 +191,19 @@ def _losses(module: nn.Module, data: Examples) -> Tensor:
 def _bounds(mine: _Trial, alone: _Trial, data: Examples, metric: str) -> tuple[float, float]:
     """Return the 95 % interval of what a model gains over training alone on test examples."""
     sign, labels, task = (1 if scale_of(metric).rises else -1), data.labels.cpu(), data.task
+    both = [(each.answers[1], each.outputs) for each in (mine, alone)]
+    of_counts, counts = task.metrics[metric].counted, list[Tensor]()
+    if of_counts and labels[0].numel() > 1:  # masks have too many pixels to count them in each resample
+        pairs = range(len(data))
+        counts = [torch.stack([task.counts(a[n : n + 1], labels[n : n + 1], k) for n in pairs]) for a, k in both]
 
     def gained(rows: np.ndarray) -> float:
         some = torch.from_numpy(rows)
-        found = [task.measure(each.answers[1][some], labels[some], each.outputs, (metric,)) for each in (mine, alone)]
-        values = [each.values.get(metric, math.nan) for each in found]
+        if of_counts and counts:
+            values = [float(of_counts(each[some].sum(0)).nanmean()) for each in counts]
+        else:
+            found = [task.measure(answers[some], labels[some], outputs, (metric,)) for answers, outputs in both]
+            values = [each.values.get(metric, math.nan) for each in found]
         return sign * (values[0] - values[1])
 
     few = task.metrics[metric].scored is not None  # such metrics take milliseconds

@@ -24,6 +24,8 @@ from hyperbloom.common.wire.orders import PRIVATE, Scope, Target
 
 LOADED_NETWORKS = 32
 """Most networks that one process keeps in memory of each kind; an own model with its hypernetwork is one."""
+MOST_PARAMETERS = 2**29
+"""Of a network that the server chooses: as many as a message can carry."""
 
 Holder = tuple[Client, str, FileState, tuple[int, ...]]
 
@@ -169,8 +171,10 @@ def _holder(client: Client, scope: Scope) -> Holder:
 
 @lru_cache(LOADED_NETWORKS)
 def _network(spec: models.ModelSpec, private: str, device: torch.device) -> Loaded:
-    module = models.build(spec).to(device)
     full = models.full_layout(spec)
+    if spec.is_new and full.numel > MOST_PARAMETERS:  # measured without taking memory: the server may lie
+        raise WireError(f"order: expected a network of at most {MOST_PARAMETERS:,} parameters, found {full.numel:,}")
+    module = models.build(spec).to(device)
     shared = {"head": models.body_layout(spec), "body": models.head_layout(spec), "all": Layout(())}.get(private, full)
     personal = Layout(tuple(item for item in full.shapes if item not in shared.shapes))
     head = tuple(name for name, _ in models.head_layout(spec).shapes)

@@ -168,6 +168,7 @@ def backward(module: nn.Module, parts: Sequence[Flat], data: Examples, batch: Te
 
 def start(network: Network, data: Examples, sgd: SGD, seed: int) -> tuple[Tensor, Tensor]:
     """Switch to training mode; return the batches `(steps, B)` of all steps, and 0 for the sum of their losses."""
+    torch.manual_seed(seed)  # for dropout
     network.module.train()
     device = data.labels.device
     return draw_batches(len(data), sgd.batch_size, sgd.steps, seed).to(device), torch.zeros((), device=device)

@@ -8,7 +8,6 @@ same in the training, validation and test sets.
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -40,17 +39,7 @@ class Deal:
 
     def indices(self, client: int) -> dict[str, IntArray]:
         """Return the ascending indices of one client's examples in `train`, `val` and `test`."""
-        slices = {}
-        for name, (order, owners) in self._by_owner.items():
-            first, last = np.searchsorted(owners, (client, client + 1))
-            slices[name] = order[first:last]
-        return slices
-
-    @cached_property
-    def _by_owner(self) -> dict[str, tuple[IntArray, IntArray]]:
-        """All indices sorted by owner, and their owners, so that each client's indices are a slice."""
-        orders = {name: np.argsort(owners, kind="stable") for name, owners in self.owners.items()}
-        return {name: (order, self.owners[name][order]) for name, order in orders.items()}
+        return {name: np.flatnonzero(owners == client) for name, owners in self.owners.items()}
 
 
 class Partitioner(NamedTuple):

@@ -32,7 +32,7 @@ def token_rows(texts: list[str], length: int, folder: str | None, where: str) ->
     if folder is None:
         raise DataError(f"{where}: texts need --backbone FOLDER, a pretrained network with its tokenizer")
     found = _tokenizer(folder)
-    cut = found(texts, truncation=True, max_length=min(length, found.model_max_length))["input_ids"]
+    cut = found(texts, truncation=True, max_length=min(length, found.model_max_length))["input_ids"] if texts else []
     rows = np.full((len(texts), length), found.pad_token_id or 0, np.float32)
     for row, tokens in zip(rows, cut, strict=True):
         row[: len(tokens)] = tokens

@@ -13,7 +13,6 @@ The network returns what its task takes: logits without softmax, or numbers. The
 import copy
 import importlib.util
 import logging
-import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -129,16 +128,20 @@ def write_model(
         made_by=f"hyperbloom {__version__}",
         table=schema,
     )
-    with _beside(folder) as draft:
+    with beside(folder) as draft:
         write_bytes(draft / "model.json", f"{description.model_dump_json(indent=2)}\n".encode())
         write_tensors(draft / "model.safetensors", module.state_dict(), {"format": "pt"})
         write_adapter(draft / ADAPTER, adapted)
         if schema and schema.text_column and spec.backbone:
             copy_tokenizer(spec.backbone, draft / TOKENIZER)
-        program = _trace(module, spec)
-        torch.export.save(program, draft / "model.pt2")
-        if all(importlib.util.find_spec(name) for name in _ONNX):
-            _write_onnx(draft / "model.onnx", program, module, spec.input_shape)
+        try:
+            program = _trace(module, spec)
+        except ModelError as error:  # the weights are of use without it
+            logging.getLogger("hyperbloom").warning("only the weights are written: %s", error)
+        else:
+            torch.export.save(program, draft / "model.pt2")
+            if all(importlib.util.find_spec(name) for name in _ONNX):
+                _write_onnx(draft / "model.onnx", program, module, spec.input_shape)
         there = {path.name for path in draft.iterdir()}
         takes = "IMAGE.png ..." if schema is None else "TEXTS.txt" if schema.text_column else "PATIENTS.csv"
         readme = _README.render(model=description, card=card, there=there, takes=takes)
@@ -146,16 +149,6 @@ def write_model(
         files = sorted({*there, "README.md"})
         draft.rename(folder)
     return files
-
-
-def check_writable(folder: Path) -> None:
-    """Check that `write_model` can write a folder, and make its parents.
-
-    Raises:
-        ConfigError: the path is taken, or no file can be written there.
-    """
-    with _beside(folder):
-        pass
 
 
 def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
@@ -243,11 +236,12 @@ def _detached(module: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
+def beside(folder: Path) -> Iterator[Path]:
     """Yield a new folder beside `folder`, and remove it afterwards unless it was renamed; ConfigError if that fails."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"--out: expected a new or empty folder, found {folder}")
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    draft = folder.with_name(f".{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)  # of an export that was killed
     try:
         draft.mkdir(parents=True)
         yield draft
@@ -263,8 +257,7 @@ def _trace(module: nn.Module, spec: ModelSpec) -> torch.export.ExportedProgram:
         # Two examples, because torch would treat a batch of one as a constant.
         return torch.export.export(module, (torch.zeros(2, *spec.input_shape),), dynamic_shapes=({0: batch},))
     except Exception as error:
-        reason = str(error).strip().splitlines()
-        raise ModelError(f"{spec.name}: torch.export cannot trace it: {reason[0] if reason else error!r}") from error
+        raise ModelError(f"{spec.name}: torch.export cannot trace it: {describe(error)[:300]}") from error
 
 
 def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Module, shape: tuple[int, ...]) -> None:

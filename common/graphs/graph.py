@@ -131,6 +131,8 @@ class Graph:
         total = sum(node.type.numel for node in graph.nodes)
         if total > max_parameters:
             raise WireError(f"graph: expected at most {max_parameters} parameters, found {total}")
+        if graph.to_json() != text:  # it is kept, and one graph must be one text
+            raise WireError("graph: expected the text that to_json writes")
         return graph
 
     def to_json(self) -> str:

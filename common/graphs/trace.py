@@ -73,10 +73,7 @@ class _Tracer(fx.Tracer):
                 return self.trace(module, constants)
         except Exception as error:
             where = self.inside[-1] if self.inside else type(module).__name__
-            raise ModelError(
-                f"{where}: cannot be traced by torch.fx, which follows no control flow that depends on values: "
-                f"{describe(error)[:300]}"
-            ) from error
+            raise ModelError(f"{where}: cannot be traced by torch.fx: {describe(error)[:300]}") from error
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         owner = next(kind.__module__ for kind in type(m).__mro__ if "forward" in vars(kind) or kind is nn.Module)

@@ -46,7 +46,7 @@ def _built(factory: Callable[..., object], name: str, input_shape: tuple[int, ..
         module = factory(input_shape, num_classes)
     except Exception as error:
         raise ModelError(f"{name}: {EXPECTED}; found that it fails with {describe(error)}") from error
-    if not isinstance(module, nn.Module):
+    if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):  # which cannot be copied
         raise ModelError(f"{name}: {EXPECTED}; found {describe(module)}")
     if next(module.parameters(), None) is None:
         raise ModelError(f"{name}: expected a network with parameters, found none")

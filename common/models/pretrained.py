@@ -69,6 +69,10 @@ def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) ->
         return build_from_factory(where, input_shape, num_classes)
     folder = Path(where).expanduser()
     config = _config(folder)
+    most = config.get("max_position_embeddings")
+    if "vocab_size" in config and isinstance(most, int) and 0 < most < input_shape[0]:
+        how = f"set model_max_length in {folder / 'tokenizer_config.json'} to that"
+        raise ModelError(f"--backbone: expected rows of at most {most} tokens, found {input_shape[0]}; {how}")
     if not (folder / WEIGHTS).is_file() and not (folder / f"{WEIGHTS}.index.json").is_file():
         pickles = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
         if not pickles:
@@ -104,7 +108,7 @@ def usual_shape(where: str) -> tuple[int, ...]:
     if config.get("library") == "torchvision":
         return (3, 224, 224)
     if "max_position_embeddings" in config or "vocab_size" in config:
-        return (8,)  # tokens: as many as one likes
+        return (min(8, config.get("max_position_embeddings") or 8),)  # tokens: as many as one likes
     side = config.get("image_size") or (config.get("model_args") or {}).get("img_size")
     found = (config.get("pretrained_cfg") or {}).get("input_size") or (
         side and (config.get("num_channels", 3), side, side)

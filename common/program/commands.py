@@ -12,7 +12,7 @@ import click
 from click.exceptions import Exit
 
 from hyperbloom import __version__
-from hyperbloom.common.errors import HyperbloomError
+from hyperbloom.common.errors import FULL, DiskError, HyperbloomError
 from hyperbloom.common.program.signals import terminate_as_interrupt
 
 FILE = click.Path(readable=False, path_type=Path)
@@ -56,12 +56,18 @@ class _Told(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn a HyperbloomError, and a file that may not be read, into one line and an exit code."""
         try:
-            return super().invoke(ctx)
-        except (HyperbloomError, PermissionError) as error:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except (HyperbloomError, OSError) as error:
+            full = getattr(error, "errno", None) in FULL
+            if not full and not isinstance(error, HyperbloomError | PermissionError | IsADirectoryError):
+                raise
             # A text may come from another machine or an unknown file, and control characters would reach the terminal.
-            text = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in str(error))
+            said = f"{error}; make room, or write elsewhere, and give the command again" if full else str(error)
+            text = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in said)
             print(f"{ctx.command_path}: {text}", file=sys.stderr)
-            raise Exit(getattr(error, "exit_code", 2)) from None
+            raise Exit(DiskError.exit_code if full else getattr(error, "exit_code", 2)) from None
 
 
 class _Command(_Told):
@@ -152,10 +158,11 @@ def execute(program: click.Command, arguments: Sequence[str] | None = None) -> i
     try:
         with program.make_context(name, list(sys.argv[1:] if arguments is None else arguments)) as ctx:
             code = program.invoke(ctx) or 0
-            sys.stdout.flush()
             return int(code)
     except Exit as end:
         return end.exit_code
+    except SystemExit as end:  # of rich, which ends the program where the reader has gone
+        return 141 if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else name
         message, whole = " ".join(error.format_message().split()).rstrip("."), error.format_message()

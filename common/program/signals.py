@@ -52,8 +52,8 @@ def _last_steps() -> None:
     for step in (sys.stdout.flush, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):
         try:
             step()
-        except BrokenPipeError:
-            continue  # the reader of the output has gone
+        except OSError:
+            continue  # the reader of the output has gone, or its disk is full
         except Exception:
             sys.excepthook(*sys.exc_info())
 

@@ -157,20 +157,6 @@ def shown_certificates(host: str, port: int, timeout_s: float) -> list[x509.Cert
         return []
 
 
-class BoundKey:
-    """A private key whose signatures count at one server alone: each covers the server's name as well.
-
-    Otherwise a server that lies could show the signature of a call at another server, as that client.
-    """
-
-    def __init__(self, key: ec.EllipticCurvePrivateKey, server: str) -> None:
-        self._key, self._server = key, server
-
-    def sign(self, content: bytes, algorithm: ec.ECDSA) -> bytes:
-        """Return the signature, as `EllipticCurvePrivateKey.sign` does."""
-        return self._key.sign(content + self._server.encode(), algorithm)
-
-
 def public_der(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Return the public key as DER."""
     return key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -38,7 +38,12 @@ class Handout:
             say(f"node {node} asks for the backbone")
             return self._list
         file, _, offset = name.removeprefix(LIST).rpartition("/")
-        if file not in self._files or not offset.isdecimal() or self._sent[node] > TIMES * self.bytes:
+        if (
+            file not in self._files
+            or not offset.isdecimal()
+            or len(offset) > 19
+            or self._sent[node] > TIMES * self.bytes
+        ):
             return None
         with self._files[file].open("rb") as content:
             content.seek(min(int(offset), self.bytes))

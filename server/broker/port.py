@@ -180,14 +180,9 @@ def _peer(connection: socket.socket) -> str:
 
 def _with(descriptor: int, peer: str, act: Callable[[socket.socket], None]) -> None:
     """Do something with a connection, unless the descriptor belongs to another one by now."""
-    with suppress(OSError):
-        copy = os.dup(descriptor)
-        try:
-            with _borrowed(copy) as connection:
-                if _peer(connection) == peer:
-                    act(connection)
-        finally:
-            os.close(copy)
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        if _peer(connection) == peer:
+            act(connection)
 
 
 def _cut(connection: socket.socket) -> None:

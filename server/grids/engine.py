@@ -8,6 +8,7 @@ from hyperbloom.client.app import app
 from hyperbloom.client.app import train_all as train_at_once
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
+from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import data_source
 from hyperbloom.server.grids.fleet import Machines, Say, Tell, open_superlink
@@ -15,6 +16,7 @@ from hyperbloom.server.grids.inline import InlineGrid, TrainAll
 from hyperbloom.server.grids.local_clients import client_settings, local_clients, make_keys, printed_line
 from hyperbloom.server.grids.workers import workers
 from hyperbloom.server.loop.post import Grid
+from hyperbloom.strategies import find_strategy
 
 Opened = tuple[Grid, Callable[[], None]]
 """A grid, and a function to call while waiting for clients; it raises if a client started here has failed."""
@@ -31,12 +33,18 @@ def inline_grid(
 
     Raises:
         DataError: the data set is missing, or cannot be split like this.
+        ModelError: a graph hypernetwork cannot write a client's own model.
     """
     settings = [client_settings(config, index, folder) for index in range(config.clients)]
     configs = [each.to_node_config() for each in settings]
     source = data_source(settings[0].data)
-    # Read the data now: an error here is clearer than a refusal from every client.
-    devices = {client_for(ClientSettings.from_node_config(each)).device.type for each in configs}
+    # Read data and trace models now: an error here is clearer than a refusal from every client.
+    devices, traced = set(), find_strategy(config.strategy).asks in ("types", "graph")
+    for each in configs:
+        client = client_for(ClientSettings.from_node_config(each))
+        devices.add(client.device.type)
+        if client.own and traced:
+            own_graph(client.own)
     if vectorise or (vectorise is None and not train_all and "cuda" in devices):
         train_all = train_at_once
     # The grid keeps the data set open, or ten thousand clients would read it ten thousand times.

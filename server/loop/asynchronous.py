@@ -152,6 +152,9 @@ class _Loop:
         clients = draw(self.config.seed, self._draws + 1, places, candidates)
         if not clients:
             waits = not self._written and not self._pending
+            if waits and any(map(self.of.may_train, self.federation.roster)) and self.of.can_go_on():
+                self.federation.roster.conduct.begin_anew()  # no round would come to an end, and they with it
+                return
             if waits and time.perf_counter() - self._handed_out > self.config.join_timeout_s:
                 raise CohortError(
                     f"{NONE_TRAINS}, and no other came within {self.config.join_timeout_s:.0f} s. "

@@ -116,7 +116,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
     """Run all rounds after `done`; return the evaluation that validation selects.
 
     Raises:
-        Fruitless: no usable reply for `FRUITLESS_ROUNDS` rounds in a row.
+        Fruitless: no usable reply for `FRUITLESS_ROUNDS` rounds in a row, or in all of two and more.
         CohortError: no client could be evaluated, or all have left.
     """
     config, federation = run.config, run.federation
@@ -134,7 +134,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
         useful = number == 0 or run.train(number, outcome)
         fruitless = 0 if useful else fruitless + bool(outcome.refused)  # if all are in quarantine, nobody was asked
         elapsed = time.perf_counter() - begin
-        traffic, asked = federation.post.take_traffic(), len(outcome.results) + len(outcome.refused)
+        traffic, asked = federation.post.take_traffic(), len(outcome.results.keys() | outcome.refused.keys())
         if number % config.eval_every == 0 or number == config.rounds:
             run.evaluate(number, outcome)
             best = select(run, best, number, outcome.evaluation)
@@ -143,7 +143,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
         report = RoundReport(number, outcome, seconds, elapsed, late - before, *moved)
         for listener in run.listeners:
             listener.round_done(report)
-        if fruitless == FRUITLESS_ROUNDS:
+        if fruitless == min(FRUITLESS_ROUNDS, max(2, config.rounds)):
             raise Fruitless(outcome, f"in {fruitless} rounds, giving up after round {number}", best)
         if due(config.gains_every, config, number):
             run.halfway(number)

@@ -62,7 +62,10 @@ def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path
         found = {path.name for path in chosen.iterdir()}
         early = {name for name in found if name in ("checkpoints", "initial") or name.startswith("track-")}
         if found and not (anew and ("environment.json" in found or found == early)):
-            raise ConfigError(f"--run-dir: expected a new or empty folder, found files in {chosen}; name another one")
+            raise ConfigError(
+                f"--run-dir: expected a new or empty folder, found files in {chosen}; name another one, or "
+                "give --go-on as well if its run never began"
+            )
     except OSError as error:
         raise ConfigError(f"--run-dir: cannot use {chosen}: {error.strerror}") from None
     return chosen

@@ -1,6 +1,5 @@
 """A run in its folder: begin or resume it, run it over its engine's grid, write the table and the report."""
 
-import errno
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.errors import DiskError, HyperbloomError
+from hyperbloom.common.errors import FULL, DiskError, HyperbloomError
 from hyperbloom.common.newcomers import says
 from hyperbloom.common.program.device import limit_threads, pick_device
 from hyperbloom.server.grids.engine import open_grid
@@ -27,8 +26,6 @@ from hyperbloom.server.watch.view import TerminalView, print_line, print_results
 
 LARGEST_FOR_REPORT = 100_000_000
 """Most bytes of lines for which a run writes its report at its end; this many take five seconds."""
-
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def play(
@@ -81,7 +78,7 @@ def _full_disk_told(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK:
+        if error.errno not in FULL:
             raise
         on = f"go on with flower-server --resume {folder}, or with the same command if it compares or tunes"
         anew = f"begin again with the same command, after you have deleted {folder}"

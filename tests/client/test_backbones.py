@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from hyperbloom.client.cli import main
+from hyperbloom.common.errors import ModelError
 from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest
-from hyperbloom.common.models.pretrained import usual_shape
+from hyperbloom.common.models.pretrained import load_backbone, usual_shape
 from tests.common.models.backbones import add_tokenizer, image_folder, text_folder, timm_folder, torchvision_folder
 
 COMMIT = 40 * "a"
@@ -138,7 +139,7 @@ def test_the_digest_does_not_depend_on_the_data(tmp_path: Path, capsys: pytest.C
 
 def test_the_shape_of_inputs_is_the_networks_own(tmp_path: Path) -> None:
     assert usual_shape(str(image_folder(tmp_path / "vit"))) == (1, 8, 8)
-    assert usual_shape(str(text_folder(tmp_path / "bert"))) == (8,)
+    assert usual_shape(str(text_folder(tmp_path / "bert"))) == (6,)  # all that it reads
     assert usual_shape(str(torchvision_folder(tmp_path / "squeezenet"))) == (3, 224, 224)
     assert usual_shape(str(timm_folder(tmp_path / "timm"))) == (3, 16, 16)
 
@@ -157,6 +158,13 @@ def test_what_cannot_be_checked(
     words = [str(tmp_path) if word == "FOLDER" else word for word in arguments]
     assert main(["backbone", "check", *words]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_rows_longer_than_the_network_reads_are_refused_at_once(tmp_path: Path) -> None:
+    """Otherwise each round with a long text fails, and the rest of a run learns from short ones."""
+    folder = str(text_folder(tmp_path / "bert"))
+    with pytest.raises(ModelError, match=r"expected rows of at most 6 tokens, found 9; set model_max_length in .*json"):
+        load_backbone(folder, (9,), 2)
 
 
 def test_a_broken_network_is_listed_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,9 @@ def text(input_shape, num_classes):
 def empty(input_shape, num_classes):
     return nn.Flatten()
 
+def script(input_shape, num_classes):
+    return torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(12, num_classes)))
+
 def ten(input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
 
@@ -133,6 +136,7 @@ def test_the_network_is_as_the_factory_made_it() -> None:
     assert all(torch.equal(a, b) for a, b in states)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -146,6 +150,7 @@ def test_the_network_is_as_the_factory_made_it() -> None:
         ("own_models:fails", f"own_models:fails: {WANTED}; found that it fails with RuntimeError: one two"),
         ("own_models:no_arguments", f"own_models:no_arguments: {WANTED}; found that it fails with TypeError: "),
         ("own_models:text", f"own_models:text: {WANTED}; found str"),
+        ("own_models:script", f"own_models:script: {WANTED}; found RecursiveScriptModule"),
         ("own_models:empty", "own_models:empty: expected a network with parameters, found none"),
         ("own_models:ten", "own_models:ten: expected logits of shape (2, 4) for 2 inputs, found shape (2, 10)"),
         ("own_models:Two", "own_models:Two: expected logits of shape (2, 4) for 2 inputs, found tuple of 2"),

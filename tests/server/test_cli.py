@@ -609,6 +609,32 @@ def test_the_engine_is_told_whether_to_train_at_once(
     assert told == [expected]
 
 
+def test_a_virtual_clients_model_that_cannot_be_written_is_told_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "moody.py").write_text(
+        "import torch\nclass Net(torch.nn.Sequential):\n"
+        "    def forward(self, x):\n        return super().forward(x if x.sum() > 0 else -x)\n"
+        "def make(shape, classes):\n    return Net(torch.nn.Flatten(), torch.nn.Linear(64, classes))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = [
+        "--engine",
+        "inline",
+        "--strategy",
+        "ghn",
+        "--set",
+        "models=[moody:make]",
+        "--run-dir",
+        str(tmp_path / "r"),
+    ]
+    assert main(flags) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "flower-server: Net: cannot be traced by torch.fx: TraceError: symbolically traced variables"
+    )
+
+
 def test_ctrl_c_ends_with_130(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

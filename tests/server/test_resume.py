@@ -348,7 +348,7 @@ def test_what_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     began = json.loads(whole)
     for flag, value in (
         *(("superlink", "elsewhere.example:9093"), ("web", "0.0.0.0:80"), ("metrics-port", "[::]:81")),
-        ("certs", str(run / "certs")),
+        *(("certs", str(run / "certs")), ("serve-backbone", True)),
     ):
         machines = began["machines"] | {"engine": "grpc", flag.replace("-", "_"): value}
         environment.write_text(json.dumps(began | {"machines": machines}))

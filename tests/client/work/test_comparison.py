@@ -194,7 +194,7 @@ def test_what_python_says_of_a_failing_model_stays_on_the_client(
 
     monkeypatch.setattr(comparison, "train", fail)
     worker = Worker(ClientSettings("ward-7", SHARE, "cpu", "S", tmp_path / "ward-7", model="plain-4"))
-    with pytest.raises(HyperbloomError, match=r"^the client's own model fails; the client's log says how$"):
+    with pytest.raises(HyperbloomError, match=r"^the client's own model fails; .* server.log in the run folder$"):
         worker.answer(order(**ordered()))
     assert "secret_layer is in training" in caplog.text
 
@@ -251,6 +251,25 @@ def test_of_errors_less_is_a_gain(
     else:
         assert found.chosen == "personal" and found.value == pytest.approx(gains)
         assert 0 < found.low <= found.value + 1e-6 and found.value - 1e-6 <= found.high < 2 * gains
+
+
+@pytest.mark.parametrize("metric", ["dice", "iou", "accuracy"])
+def test_counts_of_single_masks_give_the_interval_of_all_pixels(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another way: `measure` on the pixels of each resample."""
+    monkeypatch.setattr(comparison, "RESAMPLES", 50)
+    draw = torch.Generator().manual_seed(0)
+    masks, right, wrong = (torch.randint(0, 3, (9, 4, 5), generator=draw) for _ in range(3))
+    data = Examples(torch.zeros(9, 1, 4, 5), masks, task := make_task(TaskSpec("segmentation")))
+    assert metric in task.metrics
+    trials = [SimpleNamespace(answers=[None, answers], outputs=3) for answers in (right, wrong)]
+    counted = comparison._bounds(*trials, data, metric)
+
+    def gained(rows: Any) -> float:
+        some = torch.from_numpy(rows)
+        values = [task.measure(each[some], masks[some], 3, (metric,)).values[metric] for each in (right, wrong)]
+        return values[0] - values[1]
+
+    assert counted == pytest.approx(comparison.interval(gained, 9, 50))
 
 
 @pytest.mark.parametrize(("count", "labels", "metric"), [(1, [0, 1], "accuracy"), (6, [0], "auroc")])

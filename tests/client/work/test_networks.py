@@ -9,6 +9,7 @@ import torch
 
 from figures.pfedme import Moreau
 from hyperbloom.client.work import networks
+from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import ModelSpec, build, head_layout
 from hyperbloom.common.wire.orders import Scope
@@ -61,6 +62,17 @@ def test_a_delta_of_the_head_is_against_the_head_that_was_sent(make_worker: Make
     forget_personal(worker)
     trained = worker.answer(train_order("body", "weights", weights=whole))
     assert torch.equal(values_of(delta.weights), values_of(trained.weights) - whole.part(HEADS))
+
+
+def test_a_network_beyond_all_messages_is_refused_before_memory_is_taken(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networks, "MOST_PARAMETERS", FULL.numel)
+    made = []
+    monkeypatch.setattr(networks, "FlatPart", lambda module, layout: made.append(module))
+    with pytest.raises(WireError, match=r"^order: expected a network of at most [\d,]+ parameters, found [\d,]+$"):
+        make_worker("client-0").answer(evaluate_order(adapt="generated:k=9,h=9"))
+    assert made == []
 
 
 def test_a_copy_is_what_is_evaluated_once_there_is_one(make_worker: MakeWorker) -> None:

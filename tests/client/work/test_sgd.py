@@ -202,6 +202,18 @@ def test_dropout_works_while_training_and_rests_while_evaluating() -> None:
     assert modes == [True, True, False, True]
 
 
+def test_dropout_draws_from_the_orders_seed() -> None:
+    found = []
+    for other in (1, 2):
+        module = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)).double()
+        nn.init.ones_(module[0].weight)
+        nn.init.zeros_(module[0].bias)
+        torch.manual_seed(other)
+        train(network(module, "none"), some_examples("mlp", 9), replace(STEPS, steps=3), SEED)
+        found.append(module[0].weight.detach().clone())
+    assert torch.equal(*found)
+
+
 def test_a_network_trains_on_fewer_examples_than_a_batch() -> None:
     given = replace(STEPS, batch_size=64, steps=2)
     data = some_examples("mlp", 3)

@@ -46,6 +46,7 @@ def test_a_text_is_its_tokens_cut_and_padded(backbone: str) -> None:
         [2, 1, 1, 0, 0, 0, 0, 0],
     ]
     assert token_rows([GOOD], 3, backbone, "here").tolist() == [[2, 3, 4]]
+    assert token_rows([], 3, backbone, "an empty file").shape == (0, 3)
 
 
 def test_a_table_beside_a_tokenizer_is_a_table_of_texts(backbone: str, tmp_path: Path) -> None:

@@ -116,7 +116,9 @@ def test_a_folder_with_files_in_it_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_network_that_cannot_be_traced_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_of_a_network_that_cannot_be_traced_the_weights_are_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Moody(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -126,9 +128,21 @@ def test_a_network_that_cannot_be_traced_is_an_error_and_leaves_nothing(tmp_path
             logits: torch.Tensor = self.linear(x.flatten(1))
             return logits if float(logits.detach().sum()) > 0 else -logits
 
-    with pytest.raises(ModelError, match=r"torch.export cannot trace it"):
-        write_model(tmp_path / "m", Moody(), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
-    assert list(tmp_path.iterdir()) == []
+    with caplog.at_level("WARNING", "hyperbloom"):
+        files = write_model(tmp_path / "m", module := Moody(), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
+    assert files == ["README.md", "model.json", "model.safetensors"]
+    assert "only the weights are written: mlp: torch.export cannot trace it: " in caplog.text
+    assert "model.pt2" not in (tmp_path / "m" / "README.md").read_text()
+    torch.testing.assert_close(load_file(tmp_path / "m" / "model.safetensors"), dict(module.state_dict()))
+
+
+def test_what_a_killed_export_left_is_deleted_by_the_next(tmp_path: Path) -> None:
+    left = tmp_path / ".m.draft"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+    write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert sorted(path.name for path in (tmp_path / "m").iterdir())[-1] == "model.safetensors"
 
 
 @pytest.fixture

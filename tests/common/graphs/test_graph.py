@@ -184,6 +184,12 @@ def test_a_long_text_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatc
         Graph.from_json(GRAPH.to_json())
 
 
+def test_one_graph_is_one_text() -> None:
+    """The server keeps the text of each client; blanks would fill its memory."""
+    with pytest.raises(WireError, match=r"^graph: expected the text that to_json writes$"):
+        Graph.from_json(GRAPH.to_json() + " ")
+
+
 def test_the_server_sets_how_many_parameters_it_takes() -> None:
     assert Graph.from_json(GRAPH.to_json(), max_parameters=170) == GRAPH
     with pytest.raises(WireError, match=r"^graph: expected at most 169 parameters, found 170$"):

@@ -41,6 +41,8 @@ def say(word):
         raise PermissionError(13, "Permission denied", "/srv/scans")
     if word == "stop":
         raise KeyboardInterrupt
+    if word == "full":
+        raise OSError(28, "No space left on device", "/srv/report.html")
     if word == "pipe":
         raise BrokenPipeError
     if word == "import":
@@ -84,6 +86,11 @@ def test_a_command_runs_by_its_name_and_flags_alone_run_the_program(
         ("say --xy", 2, "prog say: No such option '--xy'; see prog say --help"),
         ("say --word never", 3, "prog say: --word: expected another"),
         ("say --word closed", 2, "prog say: [Errno 13] Permission denied: '/srv/scans'"),
+        (
+            "say --word full",
+            6,
+            "space left on device: '/srv/report.html'; make room, or write elsewhere, and give the command again",
+        ),
         ("say --word stop", 130, "prog say: stopped"),
     ],
 )
@@ -118,6 +125,25 @@ def test_help_shows_flags_by_section_commands_and_examples(
 def test_a_reader_that_has_gone_is_no_traceback() -> None:
     code = f"{PROGRAM}\nimport sys; from hyperbloom.common.program.commands import execute\n"
     code += "sys.exit(execute(program, ['say', '--word', 'hello']))"
+    near, far = os.pipe()
+    os.close(near)
+    ended = subprocess.run([sys.executable, "-c", code], stdout=far, stderr=subprocess.PIPE)
+    os.close(far)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_a_full_disk_behind_the_output_is_one_line() -> None:
+    code = f"{PROGRAM}\nimport sys; from hyperbloom.common.program.commands import execute\n"
+    code += "sys.exit(execute(program, ['say', '--word', 'hello']))"
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE)
+    assert ended.returncode == 6
+    assert ended.stderr.startswith(b"prog say: [Errno 28] No space left on device; make room, ")
+    assert ended.stderr.count(b"\n") == 1
+
+
+def test_where_rich_meets_a_reader_that_has_gone_the_code_is_the_same() -> None:
+    code = "import sys; from hyperbloom.server.__main__ import main; sys.exit(main(['--list']))"
     near, far = os.pipe()
     os.close(near)
     ended = subprocess.run([sys.executable, "-c", code], stdout=far, stderr=subprocess.PIPE)

@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.secrecy.keys import (
-    BoundKey,
     fingerprint,
     make_key,
     parse_public_key,
@@ -151,7 +150,7 @@ def test_a_signature_is_of_one_content_by_one_key_on_a_known_curve() -> None:
 
 def test_a_bound_keys_signature_counts_at_its_server_alone() -> None:
     key = make_key()
-    signature = BoundKey(key, "SHA256:one").sign(b"content", ec.ECDSA(hashes.SHA256()))
+    signature = sign(key, b"contentSHA256:one")
     assert verify(public_der(key), signature, b"contentSHA256:one")
     assert not verify(public_der(key), signature, b"contentSHA256:two")
     assert not verify(public_der(key), signature, b"content")

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import (
     NOOP_ACCOUNT_NAME,
@@ -29,7 +28,7 @@ from flwr.superlink.federation import NoOpFederationManager
 
 from hyperbloom.common.enclosed import PROCESS, TAKEN
 from hyperbloom.common.secrecy import token
-from hyperbloom.common.secrecy.keys import BoundKey, fingerprint, make_key, public_pem
+from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem, sign
 from hyperbloom.server.access.certificates import Certificates, init
 from hyperbloom.server.access.invitations import Invitations
 from hyperbloom.server.access.registry import ClientRegistry
@@ -431,7 +430,7 @@ def test_a_signature_counts_at_the_server_for_which_it_was_made(house: House) ->
     pull_once = pull(house.activate(key)).SerializeToString()
     (name, public), (_, stamp), _ = metadata(key)
     for server, gets_in in (("SHA256:here", True), ("", True), ("SHA256:elsewhere", False)):  # none: a stock SuperNode
-        signature = BoundKey(key, server).sign(str(stamp).encode(), ec.ECDSA(hashes.SHA256()))
+        signature = sign(key, f"{stamp}{server}".encode())
         shown = [(name, public), (TIMESTAMP_HEADER, stamp), (SIGNATURE_HEADER, signature)]
         if gets_in:
             assert house.send(Messages(pull_once), shown) == "answer"

@@ -523,3 +523,26 @@ def test_fedavg_is_refused_in_one_line_before_anything_is_made(
     assert len(said) == 1
     assert "asynchronous: fedavg learns from whole rounds; set it to false" in said[0]
     assert not (tmp_path / "run").exists()
+
+
+def test_quarantines_of_all_clients_end(crew: Callable[..., Crew]) -> None:
+    run = crew(clients=2, cohort=2, rounds=3, eval_every=3, join_timeout_s=60.0)
+    for node, name in ((2, "a"), (3, "b")):
+        run.join(node, name)
+        count = iter(range(1000))
+
+        def answer(message: Any, count: Any = count, name: str = name) -> Any:
+            return Error(UNREADABLE, "never uploaded") if next(count) < 3 else run.sound(name, message)
+
+        run.answer[name] = answer
+    run.run()
+    assert len(run.learned) == 6
+
+
+def test_who_always_lies_ends_it(crew: Callable[..., Crew]) -> None:
+    run = crew(clients=2, cohort=2, rounds=3, eval_every=3, join_timeout_s=60.0)
+    for node, name in ((2, "a"), (3, "b")):
+        run.join(node, name)
+        run.answer[name] = lambda message: Error(UNREADABLE, "never uploaded")
+    with pytest.raises(CohortError, match="no usable reply among the last 20"):
+        run.run()
