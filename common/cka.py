@@ -35,7 +35,7 @@ def unless_rounding(made: Tensor, of: Tensor) -> Tensor:
 
 
 def unit(values: Tensor) -> Tensor:
-    """Return a matrix scaled to a Frobenius norm of 1; zeros stay zeros, with a gradient of zero."""
+    """Return a matrix `(n, d)` scaled to a Frobenius norm of 1; zeros stay zeros, with a gradient of zero."""
     # Divide by the largest value first, because the squares of numbers as small as 1e-30 underflow.
     largest = values.detach().abs().amax()
     none = largest == 0

@@ -47,7 +47,7 @@ class Run:
 
     @property
     def accuracy(self) -> Table:
-        """Return a row per strategy and client: its test accuracy in percent at the round that validation selected."""
+        """Return a row per strategy and client: its test score (shares in percent) at the selected round."""
         return [
             {"strategy": name, "round": chosen.round, "client": client, "test_accuracy": accuracy}
             for name, chosen in read_summary(self.folder).items()
@@ -93,7 +93,7 @@ class Client:
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """Return its test accuracy in percent by strategy, at the round that validation selected."""
+        """Return its test score by strategy, shares in percent, at the round that validation selected."""
         return {row["strategy"]: row["test_accuracy"] for row in self.run.accuracy if row["client"] == self.name}
 
     @property

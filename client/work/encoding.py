@@ -86,7 +86,7 @@ def fit_encoder(fit: Fit, inputs: Tensor) -> Weights:
 
 
 def encoder_inputs(client: Client) -> Tensor:
-    """Return what the encoder reads: the training inputs, or a backbone's features of them."""
+    """Return what the encoder reads: the training inputs `(N, ...)`, or a backbone's features of them."""
     if client.pretrained is None:
         return client.train_data.inputs
     compute = partial(backbone_features, client.pretrained)

@@ -30,7 +30,7 @@ class Tail(nn.Module):
         owner.add_module(leaf, head)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the outputs for features."""
+        """Return the outputs `(B, K)` for features `(B, F)`."""
         return self.get_submodule(self.path)(features)
 
 

@@ -86,7 +86,7 @@ class Fixed(nn.Module):
         return self._weights
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of a batch."""
+        """Return the logits of a batch, `(B, K)` or `(B, K, H, W)`."""
         return functional_call(self.network, self.weights(), (inputs,))
 
 

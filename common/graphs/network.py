@@ -169,14 +169,14 @@ class GraphHypernetwork(nn.Module):
         return (SHARED, *sorted(self.types))
 
     def read_part(self, part: str) -> Tensor:
-        """Return a copy of a part's parameters as a flat vector on the CPU; ModelError if there is no such part."""
+        """Return a copy of a part's parameters `(P,)` on the CPU; ModelError if there is no such part."""
         module = self._part(part)
         parameters = dict(module.named_parameters())
         return Layout.of(module).flatten(parameters).cpu() if parameters else torch.empty(0)
 
     @torch.no_grad()
     def load_part(self, part: str, values: Tensor) -> None:
-        """Load the values of a part from a flat vector; ModelError if it has another length, or there is no part."""
+        """Load the values of a part `(P,)`; ModelError if it has another length, or there is no part."""
         module = self._part(part)
         layout = Layout.of(module)
         if tuple(values.shape) != (layout.numel,):

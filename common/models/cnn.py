@@ -27,7 +27,7 @@ class LeNet(nn.Module):
         self.head = nn.Linear(84, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of a batch."""
+        """Return the logits `(B, K)` of a batch."""
         # ReLU and max-pooling commute, and after pooling ReLU has a quarter of the values.
         x = F.max_pool2d(self.conv1(x), 2).relu()
         x = F.max_pool2d(self.conv2(x), 2).relu().flatten(1)
@@ -47,5 +47,5 @@ class MLP(nn.Module):
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of a batch."""
+        """Return the logits `(B, K)` of a batch."""
         return self.head(self.fc1(x.flatten(1)).relu())

@@ -43,7 +43,7 @@ class Transformer(nn.Module):
         self.network, self.padding = network, padding
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of a batch."""
+        """Return the logits `(B, K)` of a batch."""
         if self.padding is None:
             return self.network(pixel_values=inputs).logits
         tokens = inputs.long()

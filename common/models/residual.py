@@ -61,7 +61,7 @@ class ResidualCNN(nn.Module):
         self.head = nn.Linear(channels, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of a batch."""
+        """Return the logits `(B, K)` of a batch."""
         return self.head(self.body(x))
 
 

@@ -33,7 +33,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of each pixel."""
+        """Return the logits `(B, K, H, W)` of each pixel."""
         kept: list[Tensor] = []
         for level, block in enumerate(self.down):
             x = block(F.max_pool2d(x, 2) if level else x)

@@ -28,7 +28,7 @@ class OfClasses(Task):
             raise DataError(f"expected labels from 0 to {outputs - 1}, found {found}")
 
     def weights(self, labels: Tensor) -> Tensor:
-        """Return the weight `N / (C n_c)` of each label: class c has `n_c` of N labels, and C classes occur."""
+        """Return the weight `N / (C n_c)` of each label `(N,)`: class c has `n_c` of N labels, and C classes occur."""
         counts = torch.bincount(labels.flatten()).float()
         weights = labels.numel() / (int((counts > 0).sum()) * counts.clamp(min=1))
         return weights[labels]
@@ -53,7 +53,7 @@ class Classification(OfClasses):
     axes: ClassVar[int] = 1
 
     def losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, None]:
-        """Return the cross-entropy of each example."""
+        """Return the cross-entropy of each example, `(N,)`."""
         return F.cross_entropy(outputs, labels, reduction="none"), None
 
     def loss(
@@ -69,7 +69,7 @@ class Classification(OfClasses):
         return float(F.cross_entropy(outputs, labels, reduction="sum")), labels.numel()
 
     def counts(self, answers: Tensor, labels: Tensor, outputs: int) -> Tensor:
-        """Return the confusion matrix."""
+        """Return the confusion matrix `(K, K)`: true classes by answers."""
         return confusion_of(answers.argmax(1), labels, outputs)
 
     def scores(self, answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

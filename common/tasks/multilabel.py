@@ -36,7 +36,7 @@ class Multilabel(Task):
             raise DataError(f"labels: expected {self.looks}, found {labels.dtype} {tuple(labels.shape)}")
 
     def weights(self, labels: Tensor) -> Tensor:
-        """Return weights that make the known examples with and without each label weigh the same."""
+        """Return weights `(N, L)` that make the known examples with and without each label weigh the same."""
         weights = torch.ones_like(labels)
         for place, each in enumerate(labels.T):
             known = ~each.isnan()
@@ -46,7 +46,7 @@ class Multilabel(Task):
         return weights
 
     def losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the binary cross-entropy of each label, and which labels are known."""
+        """Return the binary cross-entropy of each label `(N, L)`, and which labels are known."""
         each = F.binary_cross_entropy_with_logits(outputs, labels.nan_to_num(), reduction="none")
         return each, ~labels.isnan()
 
@@ -61,7 +61,7 @@ class Multilabel(Task):
         return super().are_counts(own, bins, total) and float(own.sum((1, 2)).max()) <= total
 
     def scores(self, answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each label's probability, and the labels."""
+        """Return each label's probability `(N, L)`, and the labels."""
         return answers.double().sigmoid(), labels.double()
 
     def show(self, outputs: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:

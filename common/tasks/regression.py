@@ -45,7 +45,7 @@ class Regression(Task):
         return outputs * std + mean
 
     def counts(self, answers: Tensor, labels: Tensor, outputs: int) -> Tensor:
-        """Return for each target the sums of `sums_of`, and with moments the cells of `grid_of`."""
+        """Return `(T, ...)`: for each target the sums of `sums_of`, and with moments the cells of `grid_of`."""
         mean, std = self._moments(answers)
         grid = [grid_of((answers - mean) / std, (_columns(labels) - mean) / std)] if self.spec.std else []
         return torch.cat([sums_of(answers, _columns(labels)), *grid], 1)

@@ -37,7 +37,7 @@ class Segmentation(OfClasses):
     axes: ClassVar[int] = 3
 
     def losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, None]:
-        """Return the cross-entropy of each pixel; ModelError if the network answers for whole images."""
+        """Return the cross-entropy of each pixel `(N, H, W)`; ModelError if the network answers for whole images."""
         if outputs.shape[2:] != labels.shape[1:]:
             found = f"{tuple(outputs.shape[1:])} for a mask {tuple(labels.shape[1:])}"
             raise ModelError(f"expected a network with logits (B, K, H, W) of pixels, such as unet, found {found}")
@@ -69,7 +69,7 @@ class Segmentation(OfClasses):
         return outputs.argmax(1).to(torch.int16)
 
     def counts(self, answers: Tensor, labels: Tensor, outputs: int) -> Tensor:
-        """Return the confusion matrix of pixels."""
+        """Return the confusion matrix `(K, K)` of pixels."""
         return confusion_of(answers, labels, outputs)
 
     def nothing(self, outputs: int) -> tuple[Tensor, Tensor]:

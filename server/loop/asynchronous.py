@@ -16,7 +16,7 @@ from torch import Tensor
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.server.loop import rounds
-from hyperbloom.server.loop.exchange import Outcome, told
+from hyperbloom.server.loop.exchange import Outcome, without_weights
 from hyperbloom.server.loop.federation import NONE_TRAINS
 from hyperbloom.server.loop.listener import NOTHING_DONE, Progress, RoundReport, Selection
 from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Failure, Letter, Traffic
@@ -201,7 +201,7 @@ class _Loop:
             update = replace(found[0], staleness=staleness)
             self.of.algorithm.learn(self.of.protection.learned([update]))
             self.outcome.staleness.append(staleness)
-            self.outcome.results[client.client_id] = told(update.result)
+            self.outcome.results[client.client_id] = without_weights(update.result)
             self._applied, self._useless = self._applied + 1, 0
             self._failed.clear()
 

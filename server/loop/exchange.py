@@ -195,7 +195,7 @@ class Director:
             accepted = []
         if not isinstance(ask, Train):
             return accepted
-        outcome.results = {client.client_id: told(update.result) for client, update in accepted}
+        outcome.results = {client.client_id: without_weights(update.result) for client, update in accepted}
         examples = capped_examples([client for client, _ in accepted], self.config.examples_cap)
         return [replace(update, examples=count) for (_, update), count in zip(accepted, examples, strict=True)]
 
@@ -270,7 +270,7 @@ def slices(clients: Sequence[Client], size: int) -> Iterator[Sequence[Client]]:
         yield clients[start : start + at_once]
 
 
-def told(result: TrainResult) -> TrainResult:
+def without_weights(result: TrainResult) -> TrainResult:
     """Return the part of a result that the log keeps; the weights of a large cohort would fill the memory."""
     return TrainResult(result.seconds, loss=result.loss)
 

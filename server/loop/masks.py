@@ -33,8 +33,7 @@ from hyperbloom.common.secrecy.keys import verify
 from hyperbloom.common.secrecy.sums import pack_places, part_digests, signed_keys, signed_set, told
 from hyperbloom.common.wire import masks as wire
 from hyperbloom.common.wire.orders import Order, TrainOrder, TrainResult
-from hyperbloom.server.loop.exchange import Outcome, capped_examples
-from hyperbloom.server.loop.exchange import told as as_told
+from hyperbloom.server.loop.exchange import Outcome, capped_examples, without_weights
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, ask, through
 from hyperbloom.strategies.turn import Turn
 
@@ -355,5 +354,5 @@ class _MaskedTraining:
             returned = (sent.values.double() + change if by_weights else change).to(sent.values.dtype)
             result = TrainResult(masked[client.row].seconds, loss=None if quiet else loss)
             updates.append(Update(client, result, sent.values, returned, sent.layout, examples))
-        self.outcome.results = {update.client.client_id: as_told(update.result) for update in updates}
+        self.outcome.results = {update.client.client_id: without_weights(update.result) for update in updates}
         return updates

@@ -98,7 +98,7 @@ class ChunkedHypernetwork(StartingNetwork):
         self.ranks = nn.ParameterDict({s: torch.randn(c.ranks, chunk_dim) for s, c in self.cuts.items() if c.ranks})
 
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
-        """Return the weights of a cohort of one size."""
+        """Return the weights `(C, P)` of a cohort of one size."""
         weights: Tensor = self.head(self.features(descriptors, size))  # (C, N, H) -> (C, N, chunk)
         return self.from_start(self.cuts[size].join(weights), size)
 

@@ -67,7 +67,7 @@ class EmbeddingTable(nn.Module):
         self.weight.data = append_row(self.weight.data, row.to(self.weight))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the descriptors of some clients."""
+        """Return the descriptors `(C, v)` of some clients."""
         return self.weight[rows]
 
 

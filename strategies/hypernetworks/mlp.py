@@ -84,7 +84,7 @@ class MLPHypernetwork(StartingNetwork):
         return self.heads[size]
 
     def forward(self, descriptors: Tensor, size: str) -> Tensor:
-        """Return the weights of a cohort of one size."""
+        """Return the weights `(C, P)` of a cohort of one size."""
         return self.from_start(self.heads[size](self.features(descriptors, size)), size)  # (C, k) -> (C, H) -> (C, P)
 
     def features(self, descriptors: Tensor, size: str) -> Tensor:
