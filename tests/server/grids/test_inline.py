@@ -185,7 +185,7 @@ def test_only_orders_to_train_are_answered_together(tmp_path: Path) -> None:
 def test_clients_on_cuda_train_at_once_unless_told_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, expected: bool
 ) -> None:
-    monkeypatch.setattr(engine, "client_for", lambda settings: SimpleNamespace(device=torch.device(device)))
+    monkeypatch.setattr(engine, "client_for", lambda settings: SimpleNamespace(device=torch.device(device), own=None))
     config = RunConfig(clients=2)
     assert inline_grid(config, tmp_path).train_all is (train_all if expected else None)
     assert inline_grid(config, tmp_path, True).train_all is train_all
