@@ -50,6 +50,8 @@ def _built(factory: Callable[..., object], name: str, input_shape: tuple[int, ..
         raise ModelError(f"{name}: {EXPECTED}; found {describe(module)}")
     if next(module.parameters(), None) is None:
         raise ModelError(f"{name}: expected a network with parameters, found none")
+    if odd := {each.dtype for each in module.parameters()} - {torch.float32}:
+        raise ModelError(f"{name}: expected parameters in float32, and all else as buffers, found {odd.pop()}")
     check_logits(module, name, input_shape, num_classes)
     return module
 

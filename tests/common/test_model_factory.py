@@ -42,6 +42,11 @@ def empty(input_shape, num_classes):
 def script(input_shape, num_classes):
     return torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(12, num_classes)))
 
+def whole_numbers(input_shape, num_classes):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(12, num_classes))
+    module.places = nn.Parameter(torch.zeros(3, dtype=torch.long), requires_grad=False)
+    return module
+
 def ten(input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
 
@@ -150,6 +155,10 @@ def test_the_network_is_as_the_factory_made_it() -> None:
         ("own_models:fails", f"own_models:fails: {WANTED}; found that it fails with RuntimeError: one two"),
         ("own_models:no_arguments", f"own_models:no_arguments: {WANTED}; found that it fails with TypeError: "),
         ("own_models:text", f"own_models:text: {WANTED}; found str"),
+        (
+            "own_models:whole_numbers",
+            "own_models:whole_numbers: expected parameters in float32, and all else as buffers, found torch.int64",
+        ),
         ("own_models:script", f"own_models:script: {WANTED}; found RecursiveScriptModule"),
         ("own_models:empty", "own_models:empty: expected a network with parameters, found none"),
         ("own_models:ten", "own_models:ten: expected logits of shape (2, 4) for 2 inputs, found shape (2, 10)"),
