@@ -161,8 +161,10 @@ def execute(program: click.Command, arguments: Sequence[str] | None = None) -> i
             return int(code)
     except Exit as end:
         return end.exit_code
-    except SystemExit as end:  # of rich, which ends the program where the reader has gone
-        return 141 if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return 141  # rich ends the program where the reader has gone
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else name
         message, whole = " ".join(error.format_message().split()).rstrip("."), error.format_message()

@@ -133,8 +133,9 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
 
 
 def test_a_full_disk_behind_the_output_is_one_line() -> None:
-    code = f"{PROGRAM}\nimport sys; from hyperbloom.common.program.commands import execute\n"
-    code += "sys.exit(execute(program, ['say', '--word', 'hello']))"
+    code = f"{PROGRAM}\nfrom hyperbloom.common.program.commands import execute\n"
+    code += "from hyperbloom.common.program.signals import run_program\n"
+    code += "run_program(lambda: execute(program, ['say', '--word', 'hello']))"
     with open("/dev/full", "wb") as full:
         ended = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE)
     assert ended.returncode == 6
