@@ -139,7 +139,7 @@ def table(lines: Sequence[Line], sets: Iterable[str] = tuple(SETS)) -> str:
         heads = ["gain over the better of local and FedAvg", "sets", "sites that lose, by choice", "without", "sites"]
         parts += ["", table_row([f"{rounds} rounds", *heads, f"{DEFAULT} over it"]), table_row(["---"] * 7)]
         rows = [
-            (name, _deciding(some, name, sets), _behind(some, name, sets)) for name in STRATEGIES if name != "local"
+            (name, _deciding(some, name, sets), _lead_over(some, name, sets)) for name in STRATEGIES if name != "local"
         ]
         parts += [table_row([name, *figures, behind]) for name, figures, behind in rows] + [""]
     return "\n".join(parts)
@@ -169,7 +169,7 @@ def _mark(runs: Sequence[Line], default: Sequence[Line]) -> str:
     return " ▲" if low > 0 else " ▼" if high < 0 else ""
 
 
-def _behind(lines: Sequence[Line], strategy: str, sets: Iterable[str]) -> str:
+def _lead_over(lines: Sequence[Line], strategy: str, sets: Iterable[str]) -> str:
     """Return the mean gain of the default over a strategy on the sets that both were run on."""
     found = [over([x for x in lines if x["set"] == name], DEFAULT, strategy) for name in sets]
     sites = [one.mean(0) for one in found if one is not None]
@@ -241,11 +241,11 @@ def sentence(lines: Sequence[Line]) -> str:
         f"On {others} federations that were added after all defaults were chosen it is {unseen} points ahead, and\n"
         f"{few} of {their} sites are behind in this way.\n"
     )
-    rivals = ", ".join(f"`{name}` by {_behind(some, name, SETS)}" for name in PERSONAL)
+    rivals = ", ".join(f"`{name}` by {_lead_over(some, name, SETS)}" for name in PERSONAL)
     return (
         f"With defaults and {BUDGETS[0]} rounds, `{DEFAULT}` is {gain} points ahead of the better of `local` and\n"
         f"`fedavg`: the mean over {sets} federations, with a 95 % interval over the sites of these, no others.\n"
-        f"On the same it leads {rivals}.\n"
+        f"On the same federations it leads {rivals}.\n"
         "Its defaults were chosen on their validation examples; the options of the others were not searched.\n"
         "With the model that each site chose on its validation examples,\n"
         f"{lost} of {sites} sites are more than a point behind training alone (a site counts once for each seed).\n"

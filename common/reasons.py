@@ -20,7 +20,7 @@ class Reason(StrEnum):
     STALE = "stale"
     """The reply answers an order that is too old."""
     CONTENT = "content"
-    """The reply cannot be a correct answer to the order. Of the reasons, this one alone counts against a client."""
+    """The reply cannot be a correct answer to the order. It counts as a lie; missed deadlines count by themselves."""
 
     # Reported by the client.
     FAILED = "failed"

@@ -155,7 +155,7 @@ class Connection:
         self, method: str, request: Any, timeout: float | None, headers: tuple[tuple[str, str], ...] = ()
     ) -> Any:
         stamp = flower.now().isoformat()
-        signature = sign(self._key, (stamp + self._name).encode())  # the name: a liar could show it to another server
+        signature = sign(self._key, (stamp + self._name).encode())  # valid at this server alone
         shown = (
             (flower.PUBLIC_KEY_HEADER, self._public),
             (flower.TIMESTAMP_HEADER, stamp),

@@ -177,7 +177,7 @@ class Client:
                 log.error("the own model cannot be used here: %s", _in_short(error))
             else:
                 log.exception("the own model %s fails", self.own.name)
-            where = "the client's log says how; of virtual clients, server.log in the run folder"
+            where = "the client's log says how; virtual clients log to server.log in the run folder"
             raise HyperbloomError(f"the client's own model fails; {where}") from None
 
 

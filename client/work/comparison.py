@@ -194,8 +194,8 @@ def _bounds(mine: _Trial, alone: _Trial, data: Examples, metric: str) -> tuple[f
     both = [(each.answers[1], each.outputs) for each in (mine, alone)]
     of_counts, counts = task.metrics[metric].counted, list[Tensor]()
     if of_counts and labels[0].numel() > 1:  # masks have too many pixels to count them in each resample
-        pairs = range(len(data))
-        counts = [torch.stack([task.counts(a[n : n + 1], labels[n : n + 1], k) for n in pairs]) for a, k in both]
+        masks = [slice(row, row + 1) for row in range(len(data))]
+        counts = [torch.stack([task.counts(a[mask], labels[mask], k) for mask in masks]) for a, k in both]
 
     def gained(rows: np.ndarray) -> float:
         some = torch.from_numpy(rows)

@@ -116,7 +116,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
     """Run all rounds after `done`; return the evaluation that validation selects.
 
     Raises:
-        Fruitless: no usable reply for `FRUITLESS_ROUNDS` rounds in a row, or in all of two and more.
+        Fruitless: no usable reply for `FRUITLESS_ROUNDS` rounds in a row, or in all of a shorter run (two or more).
         CohortError: no client could be evaluated, or all have left.
     """
     config, federation = run.config, run.federation

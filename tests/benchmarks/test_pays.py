@@ -44,9 +44,9 @@ def test_a_strategy_is_told_from_the_default_by_the_interval_over_sites() -> Non
     lines[1]["test"] = [69.0, 80.0, 90.0]  # 2, 2, 3 behind
     assert pays._mark(lines[1:2], lines[:1]) == " ▼"
     assert (
-        pays._behind(lines, "fedper", pays_sets.SETS) == "+2.3 (+0.9 to +3.8)"
+        pays._lead_over(lines, "fedper", pays_sets.SETS) == "+2.3 (+0.9 to +3.8)"
     )  # 4.303 of Student's t, 0.577 over root 3
-    assert pays._behind(lines, "pfedhn", pays_sets.SETS) == "" == pays._behind(lines, "local", pays_sets.SETS)
+    assert pays._lead_over(lines, "pfedhn", pays_sets.SETS) == "" == pays._lead_over(lines, "local", pays_sets.SETS)
 
 
 def test_sites_that_lose_are_those_behind_training_alone_by_more_than_a_point() -> None:

@@ -311,7 +311,9 @@ def test_what_python_says_of_a_failing_model_stays_on_the_client(
     history, _ = federation.run()
     assert history.cohorts == [["client-0"]]
     (refused,) = texts(history.rounds[0]).values()
-    assert refused.startswith("the client's own model fails; the client's log says how; of virtual clients, server.log")
+    assert refused.startswith(
+        "the client's own model fails; the client's log says how; virtual clients log to server.log"
+    )
     assert "secret_layer is in training" in caplog.text
     assert b"secret" not in leaving(federation)
 
