@@ -6,7 +6,7 @@ clipping as in the paper's code; the same initial weights and the same batches o
 * ours: parameters and gradients in one flat vector each, the step written out (`FlatPart`);
 * other: `nn.Module`, `torch.optim.SGD`, `clip_grad_norm_`, batches indexed from tensors.
 
-Once with the same network and the same memory format on both sides, which weighs the loop alone; once as shipped,
+Once with the same network and the same memory format on both sides, which weighs the loop alone; twice as shipped,
 images channels-last on a CPU and ReLU after pooling, against the network as a reader of the paper writes it. The
 loop alone also runs on a CUDA device, where there is one. At last an MLP trains while another program keeps one core
 busy: ours takes one thread for such a network, and torch one for each core.
@@ -31,6 +31,7 @@ from hyperbloom.common.layout import Layout
 from hyperbloom.common.models import ModelSpec, build
 
 SPEC = ModelSpec("lenet", "M", (3, 32, 32), 10)
+GREY = ModelSpec("lenet", "M", (1, 28, 28), 10)
 MLP = ModelSpec("mlp", "M", (1, 8, 8), 10)
 IMAGES = 800
 
@@ -43,7 +44,10 @@ def run(quick: bool = False) -> list[Comparison]:
     initial = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
     loop = _compare("local SGD, the loop alone", data, build(SPEC), data, initial, local, repetitions)
     shipped = _compare("local SGD, as shipped", data.to("cpu"), TextbookLeNet(), data, initial, local, repetitions)
-    rows = [loop, shipped]
+    grey, module = random_images(IMAGES, GREY), build(GREY)
+    start = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
+    name, textbook = "local SGD, grey images", TextbookLeNet(1, 28)
+    rows = [loop, shipped, _compare(name, grey.to("cpu"), textbook, grey, start, local, repetitions, GREY)]
     if torch.cuda.is_available():
         there = data.to("cuda")
         name = f"local SGD, on {torch.cuda.get_device_name()}"

@@ -66,14 +66,15 @@ class TextbookHypernetwork(nn.Module):
 class TextbookLeNet(nn.Module):
     """The target network on CIFAR-10, layer after layer; its parameters have the names and shapes of ours."""
 
-    def __init__(self) -> None:
-        """Initialise from torch's global generator."""
+    def __init__(self, channels: int = 3, side: int = 32) -> None:
+        """Initialise from torch's global generator, for other images of `side` pixels too."""
         super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(3, 16, 5), nn.Conv2d(16, 32, 5)
-        self.fc1, self.fc2, self.head = nn.Linear(32 * 5 * 5, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+        pixels = (((side - 4) // 2 - 4) // 2) ** 2
+        self.conv1, self.conv2 = nn.Conv2d(channels, 16, 5), nn.Conv2d(16, 32, 5)
+        self.fc1, self.fc2, self.head = nn.Linear(32 * pixels, 120), nn.Linear(120, 84), nn.Linear(84, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of a batch `(B, 3, 32, 32)`."""
+        """Return the logits of a batch `(B, channels, side, side)`."""
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         x = F.relu(self.fc1(x.flatten(1)))

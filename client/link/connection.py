@@ -63,8 +63,10 @@ class Connection:
     def open(self) -> None:
         """Let the server know of the node, and keep it informed that the node is here."""
         if self._registers:
-            self._call("RegisterNode", flower.RegisterNodeFleetRequest(public_key=self._public))
-        here = flower.ActivateNodeRequest(public_key=self._public, heartbeat_interval=flower.HEARTBEAT_DEFAULT_INTERVAL)
+            self._call("RegisterNode", flower.fleet.RegisterNodeFleetRequest(public_key=self._public))
+        here = flower.fleet.ActivateNodeRequest(
+            public_key=self._public, heartbeat_interval=flower.HEARTBEAT_DEFAULT_INTERVAL
+        )
         shown = ((HEADER, self._token),) if self._token else ()
         self.node_id = self._call("ActivateNode", here, headers=shown).node_id
         threading.Thread(target=self._beat, daemon=True).start()
@@ -75,16 +77,16 @@ class Connection:
         try:
             with suppress(grpc.RpcError):
                 if self.node_id:
-                    self._call("DeactivateNode", flower.DeactivateNodeRequest(node_id=self.node_id))
+                    self._call("DeactivateNode", flower.fleet.DeactivateNodeRequest(node_id=self.node_id))
                     if self._registers:
-                        gone = flower.UnregisterNodeFleetRequest(node_id=self.node_id)
+                        gone = flower.fleet.UnregisterNodeFleetRequest(node_id=self.node_id)
                         self._call("UnregisterNode", gone)
         finally:
             self._channel.close()
 
     def receive(self) -> Message | None:
         """Return the next order, or None if there is none for now."""
-        request = flower.PullMessagesRequest(node=self._node)
+        request = flower.fleet.PullMessagesRequest(node=self._node)
         response = self._call("PullMessages", request, WAIT_S + ANSWER_S, ((WAIT, str(WAIT_S)),))
         if not response.messages_list:
             return None
@@ -103,7 +105,9 @@ class Connection:
                 max_tries_per_object=None,
             )
             received = {"run_id": metadata.run_id, "message_object_id": metadata.message_id}
-            self._call("ConfirmMessageReceived", flower.ConfirmMessageReceivedRequest(node=self._node, **received))
+            self._call(
+                "ConfirmMessageReceived", flower.message.ConfirmMessageReceivedRequest(node=self._node, **received)
+            )
         message = cast(Message, flower.inflate_object_from_contents(metadata.message_id, contents))
         message.metadata.__dict__["_message_id"] = metadata.message_id
         return message
@@ -118,7 +122,7 @@ class Connection:
             tree = flower.get_object_tree(reply)
         if self._encloses:
             enclose(announced, contents.items())
-        request = flower.PushMessagesRequest(
+        request = flower.fleet.PushMessagesRequest(
             node=self._node, messages_list=[announced], message_object_trees=[tree], clientapp_runtime_list=[seconds]
         )
         response = self._call("PushMessages", request)
@@ -136,12 +140,12 @@ class Connection:
 
     def piece(self, name: str) -> bytes | None:
         """Return what a server of ours has under a name of `common/handout.py`; None if it has nothing."""
-        response = self._call("PullObject", flower.PullObjectRequest(node=self._node, object_id=name), ANSWER_S)
+        response = self._call("PullObject", flower.message.PullObjectRequest(node=self._node, object_id=name), ANSWER_S)
         return bytes(response.object_content) if response.object_found else None
 
     @property
-    def _node(self) -> flower.Node:
-        return flower.Node(node_id=self.node_id)
+    def _node(self) -> flower.node.Node:
+        return flower.node.Node(node_id=self.node_id)
 
     def _call(
         self, method: str, request: Any, timeout: float | None = None, headers: tuple[tuple[str, str], ...] = ()
@@ -167,7 +171,9 @@ class Connection:
 
     def _beat(self) -> None:
         """Send heartbeats. One that fails is not told: the main thread meets the same error."""
-        request = flower.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=flower.HEARTBEAT_DEFAULT_INTERVAL)
+        request = flower.heartbeat.SendNodeHeartbeatRequest(
+            node=self._node, heartbeat_interval=flower.HEARTBEAT_DEFAULT_INTERVAL
+        )
         pause = 0.0
         while not self._over.wait(pause):
             try:

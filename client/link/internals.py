@@ -13,18 +13,11 @@ from flwr.common.constant import (
     ErrorCode,
 )
 from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    RegisterNodeFleetRequest,
-    UnregisterNodeFleetRequest,
-)
+from flwr.proto import fleet_pb2 as fleet
+from flwr.proto import heartbeat_pb2 as heartbeat
+from flwr.proto import message_pb2 as message
+from flwr.proto import node_pb2 as node
 from flwr.proto.fleet_pb2_grpc import FleetStub
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-from flwr.proto.node_pb2 import Node
 from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,

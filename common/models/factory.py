@@ -7,6 +7,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
+from hyperbloom.common.data import laid_out
 from hyperbloom.common.errors import ModelError, describe
 from hyperbloom.common.models.parts import untouched
 from hyperbloom.common.program.plugins import Plugin, current_directory, find_function
@@ -73,13 +74,26 @@ def _check_arguments(factory: Callable[..., object], name: str) -> None:
 
 
 def check_logits(module: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Raise a ModelError if a network fails on a batch of zeros, or its logits have the wrong shape."""
+    """Raise a ModelError if a network fails on a batch of zeros, or its logits have the wrong shape.
+
+    A network that fails on images channels-last, as with `view` after a convolution, gets them channels-first from now.
+    """
+    zeros = torch.zeros(2, *input_shape)
     try:
         with untouched(module):
-            logits = module(torch.zeros(2, *input_shape))
+            logits = module(zeros)
     except Exception as error:
         raise ModelError(f"{name}: fails on inputs of shape {input_shape}: {describe(error)}") from error
     of_pixels = (2, num_classes, *input_shape[1:]) if len(input_shape) == 3 else None
     if not isinstance(logits, Tensor) or tuple(logits.shape) not in ((2, num_classes), of_pixels):
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else describe(logits)
         raise ModelError(f"{name}: expected logits of shape (2, {num_classes}) for 2 inputs, found {found}")
+    try:
+        with untouched(module):
+            module(laid_out(zeros))
+    except RuntimeError:
+        module.register_forward_pre_hook(_channels_first)
+
+
+def _channels_first(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(each.clone(memory_format=torch.contiguous_format) for each in inputs)

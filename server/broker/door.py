@@ -259,13 +259,13 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def _check(self, request: Any, key: bytes, context: grpc.ServicerContext) -> None:
         """Refuse a call in another node's name, or with a key that was revoked during the reading."""
-        if isinstance(request, flower.RegisterNodeFleetRequest):
+        if isinstance(request, flower.fleet.RegisterNodeFleetRequest):
             return
         if self._keys is not None and key not in self._keys:
             self._refuse_key(context, key)
         state = self._state_factory.state()
         node = state.get_node_id_by_public_key(key)
-        if isinstance(request, flower.ActivateNodeRequest):
+        if isinstance(request, flower.fleet.ActivateNodeRequest):
             if request.public_key != key:
                 say(f"refused {context.peer()}: it asked to be another client")
                 context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is another client's public key")
@@ -273,7 +273,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
                 state.deactivate_node(node)
         elif node != (request.node.node_id if hasattr(request, "node") else request.node_id):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "Invalid node ID")
-        if isinstance(request, flower.PushMessagesRequest) and any(
+        if isinstance(request, flower.fleet.PushMessagesRequest) and any(
             message.metadata.src_node_id != node for message in request.messages_list
         ):
             say(f"refused {context.peer()}: node {node} answered in the name of another")

@@ -17,34 +17,12 @@ from flwr.common.constant import (
     SubStatus,
 )
 from flwr.common.serde import fab_to_proto, message_to_proto
-from flwr.proto.control_pb2 import StartRunRequest, StopRunRequest
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-    RegisterNodeFleetRequest,
-)
+from flwr.proto import control_pb2 as control
+from flwr.proto import fleet_pb2 as fleet
+from flwr.proto import message_pb2 as message
+from flwr.proto import node_pb2 as node
+from flwr.proto import runtime_pb2 as runtime
 from flwr.proto.fleet_pb2_grpc import add_FleetServicer_to_server
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ObjectTree,
-    PullObjectRequest,
-    PullObjectResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-)
-from flwr.proto.message_pb2 import Metadata as ProtoMetadata
-from flwr.proto.node_pb2 import Node, NodeInfo
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    GetNodesRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    PushAppMessagesRequest,
-    PushTaskOutputRequest,
-)
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkState, LinkStateFactory
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState

@@ -34,7 +34,7 @@ class Hosted:
         self._state, self._store = state, cast(Store, state.object_store)
         self._looked = -LOOK_EVERY_S
 
-    def nodes(self) -> Sequence[flower.NodeInfo]:
+    def nodes(self) -> Sequence[flower.node.NodeInfo]:
         """Return the nodes that are here."""
         return self._state.get_node_info(node_ids=list(self._state.get_nodes(self.run_id)))
 
@@ -53,7 +53,7 @@ class Hosted:
             ids.append(stored or "")
         return ids
 
-    def replies(self, orders: set[str]) -> list[tuple[flower.ProtoMetadata, flower.ObjectTree]]:
+    def replies(self, orders: set[str]) -> list[tuple[flower.message.Metadata, flower.message.ObjectTree]]:
         """Return the replies to `orders` that were announced since the last call; the orders are closed."""
         asked, moment = self._state.take_replied(orders), time.monotonic()
         if moment - self._looked >= LOOK_EVERY_S:

@@ -23,9 +23,9 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.broker.flower import (
     InMemoryObjectStore,
     NoObjectInStoreError,
-    ObjectTree,
     get_object_id,
     iterate_object_tree,
+    message,
 )
 
 LARGEST_VARIABLE, LARGEST_MIB = "HYPERBLOOM_MESSAGE_MIB", 512
@@ -83,7 +83,7 @@ class Store(InMemoryObjectStore):
         finally:
             _call.reply = None
 
-    def order(self, run_id: int, tree: ObjectTree) -> list[str]:
+    def order(self, run_id: int, tree: message.ObjectTree) -> list[str]:
         """Register the objects of an order, each with its own parts; return those that are missing.
 
         A client may have announced one of them in a reply, with parts for which whoever gets the order would ask.
@@ -131,7 +131,7 @@ class Store(InMemoryObjectStore):
             if entry and not entry.is_available:
                 entry.content, entry.is_available = TOO_LARGE, True
 
-    def get_object_tree(self, object_id: str) -> ObjectTree:
+    def get_object_tree(self, object_id: str) -> message.ObjectTree:
         """Return an object's tree with each object once, cut off as soon as it shows that there are too many.
 
         Flower's own walk follows every path to an object: an announcement of 61 objects can have 2^30 paths.
@@ -141,13 +141,13 @@ class Store(InMemoryObjectStore):
         """
         seen: set[str] = set()
 
-        def tree(name: str) -> ObjectTree:
+        def tree(name: str) -> message.ObjectTree:
             seen.add(name)
             entry = self.store.get(name)
             if entry is None:
                 raise NoObjectInStoreError(f"object {name} was not announced")
             children = (child for child in entry.child_object_ids if child not in seen and len(seen) <= MOST_OBJECTS)
-            return ObjectTree(object_id=name, children=[tree(child) for child in children])
+            return message.ObjectTree(object_id=name, children=[tree(child) for child in children])
 
         with self.lock_store:
             return tree(object_id)

@@ -31,14 +31,14 @@ class Fleet(flower.FleetServicer):
         self._replies: dict[str, Reply] = {}  # by session
 
     def PullMessages(
-        self, request: flower.PullMessagesRequest, context: grpc.ServicerContext
-    ) -> flower.PullMessagesResponse:
+        self, request: flower.fleet.PullMessagesRequest, context: grpc.ServicerContext
+    ) -> flower.fleet.PullMessagesResponse:
         """Return the next order of a node, with its objects if the caller takes them so."""
         seconds = _wait(context)
         if seconds is None:
             return super().PullMessages(request, context)
         if not self.state.wait_for_order(request.node.node_id, seconds, lambda bell: context.add_callback(bell.set)):
-            return flower.PullMessagesResponse()
+            return flower.fleet.PullMessagesResponse()
         response = super().PullMessages(request, context)
         for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
             names = [node.object_id for node in flower.iterate_object_tree(tree)]
@@ -46,8 +46,8 @@ class Fleet(flower.FleetServicer):
         return response
 
     def PushMessages(
-        self, request: flower.PushMessagesRequest, context: grpc.ServicerContext
-    ) -> flower.PushMessagesResponse:
+        self, request: flower.fleet.PushMessagesRequest, context: grpc.ServicerContext
+    ) -> flower.fleet.PushMessagesResponse:
         """Accept the announcement of a reply; cut one with too many objects so that the excess still shows."""
         enclosed = take_enclosed(request.messages_list[0]) if request.messages_list else {}
         for message in request.messages_list:
@@ -55,8 +55,8 @@ class Fleet(flower.FleetServicer):
         for tree in request.message_object_trees:
             ids = [node.object_id for node in flower.iterate_object_tree(tree)]
             if len(ids) > MOST_OBJECTS:
-                leaves = [flower.ObjectTree(object_id=each) for each in ids[:MOST_OBJECTS]]
-                tree.CopyFrom(flower.ObjectTree(object_id=tree.object_id, children=leaves))
+                leaves = [flower.message.ObjectTree(object_id=each) for each in ids[:MOST_OBJECTS]]
+                tree.CopyFrom(flower.message.ObjectTree(object_id=tree.object_id, children=leaves))
         response = super().PushMessages(request, context)
         if response.objects_to_push:
             self._replies[response.session_id] = Reply(len(response.objects_to_push))
@@ -67,25 +67,31 @@ class Fleet(flower.FleetServicer):
             for name in [each for each in wanted if each in enclosed]:  # stored as if pushed by calls
                 response.objects_to_push.remove(name)
                 about = {"run_id": run_id, "session_id": session, "object_id": name}
-                self.PushObject(flower.PushObjectRequest(**about, object_content=enclosed.pop(name)), context)
+                self.PushObject(flower.message.PushObjectRequest(**about, object_content=enclosed.pop(name)), context)
         else:  # nothing to upload; Flower would keep the session until the run ends
             self.state._cleanup_push_session(response.session_id, cleanup_messages=False)
             self.state.came.set()
         return response
 
-    def PullObject(self, request: flower.PullObjectRequest, context: grpc.ServicerContext) -> flower.PullObjectResponse:
+    def PullObject(
+        self, request: flower.message.PullObjectRequest, context: grpc.ServicerContext
+    ) -> flower.message.PullObjectResponse:
         """Return an object of an order, or a piece of the backbone."""
         if not request.object_id.startswith(LIST):
             return super().PullObject(request, context)
         piece = self.handout.answer(request.object_id, request.node.node_id) if self.handout else None
         found = piece is not None
-        return flower.PullObjectResponse(object_found=found, object_available=found, object_content=piece or b"")
+        return flower.message.PullObjectResponse(
+            object_found=found, object_available=found, object_content=piece or b""
+        )
 
-    def PushObject(self, request: flower.PushObjectRequest, context: grpc.ServicerContext) -> flower.PushObjectResponse:
+    def PushObject(
+        self, request: flower.message.PushObjectRequest, context: grpc.ServicerContext
+    ) -> flower.message.PushObjectResponse:
         """Accept an object of an announced reply."""
         reply = self._replies.get(request.session_id)
         if reply is None:
-            return flower.PushObjectResponse(stored=False)
+            return flower.message.PushObjectResponse(stored=False)
         with self.store.upload(reply):
             response = super().PushObject(request, context)
         if response.stored:

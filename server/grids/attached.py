@@ -27,11 +27,11 @@ class Attached:
 
     def __init__(self, client: flower.RuntimeHttpClient, run_id: int) -> None:
         self.run_id = run_id
-        self._client, self._node = client, flower.Node(node_id=flower.SUPERLINK_NODE_ID)
+        self._client, self._node = client, flower.node.Node(node_id=flower.SUPERLINK_NODE_ID)
 
-    def nodes(self) -> Sequence[flower.NodeInfo]:
+    def nodes(self) -> Sequence[flower.node.NodeInfo]:
         """Return the nodes that are here."""
-        return list(self._client.GetNodes(flower.GetNodesRequest()).nodes)
+        return list(self._client.GetNodes(flower.runtime.GetNodesRequest()).nodes)
 
     def send(self, messages: Sequence[Message]) -> list[str]:
         """Announce orders and push their objects; return their ids, "" for a node that is gone."""
@@ -43,7 +43,7 @@ class Attached:
             return self._send(messages)
 
     def _send(self, messages: Sequence[Message]) -> list[str]:
-        announced = flower.PushAppMessagesRequest(
+        announced = flower.runtime.PushAppMessagesRequest(
             messages_list=[flower.message_to_proto(flower.remove_content_from_message(each)) for each in messages],
             message_object_trees=[flower.get_object_tree(message) for message in messages],
         )
@@ -53,9 +53,9 @@ class Attached:
         flower.push_objects(objects, push, object_ids_to_push=set(taken.objects_to_push))
         return [name or "" for name in taken.message_ids]
 
-    def replies(self, orders: set[str]) -> list[tuple[flower.ProtoMetadata, flower.ObjectTree]]:
+    def replies(self, orders: set[str]) -> list[tuple[flower.message.Metadata, flower.message.ObjectTree]]:
         """Return the replies to `orders` that were announced since the last call; the orders are closed."""
-        found = self._client.PullMessages(flower.PullAppMessagesRequest(message_ids=orders))
+        found = self._client.PullMessages(flower.runtime.PullAppMessagesRequest(message_ids=orders))
         messages = [message.metadata for message in found.messages_list]
         return list(zip(messages, found.message_object_trees, strict=True))
 
@@ -70,7 +70,9 @@ class Attached:
 
     def confirm(self, message_id: str) -> None:
         """Let the SuperLink delete a reply and its objects."""
-        told = flower.ConfirmMessageReceivedRequest(node=self._node, run_id=self.run_id, message_object_id=message_id)
+        told = flower.message.ConfirmMessageReceivedRequest(
+            node=self._node, run_id=self.run_id, message_object_id=message_id
+        )
         self._client.ConfirmMessageReceived(told)
 
     def wait(self, seconds: float) -> None:
@@ -100,16 +102,18 @@ def _task(address: str, ca: bytes | None) -> Iterator[Attached]:
     told = flower.RuntimeVersionHttpInterceptor(component_name="flower-server")
     connect = partial(flower.ControlHttpClient.from_server_address, address, ca is None, ca, [told])
     with closing(connect()) as control:
-        run_id = control.StartRun(flower.StartRunRequest(fab=flower.fab_to_proto(bundle()))).run_id
+        run_id = control.StartRun(flower.control.StartRunRequest(fab=flower.fab_to_proto(bundle()))).run_id
 
     def given_up(why: str) -> ConnectionFailed:
         """Stop the run, or the next process that asks for a task would get this one's."""
         with closing(connect()) as control:
-            control.StopRun(flower.StopRunRequest(run_id=run_id))
+            control.StopRun(flower.control.StopRunRequest(run_id=run_id))
         return ConnectionFailed(why)
 
     with closing(flower.RuntimeHttpClient.from_server_address(address, ca is None, ca, [told])) as runtime:
-        token = runtime.AcquireTask(flower.AcquireTaskRequest(supported_task_types=[flower.TaskType.SERVER_APP])).token
+        token = runtime.AcquireTask(
+            flower.runtime.AcquireTaskRequest(supported_task_types=[flower.TaskType.SERVER_APP])
+        ).token
     if not token:
         raise given_up(
             "the SuperLink did not hand out the run's task; another process took it first: start it with "
@@ -125,7 +129,7 @@ def _task(address: str, ca: bytes | None) -> Iterator[Attached]:
     heartbeat.start()
     sub_status, details = flower.SubStatus.FAILED, "flower-server ended early"
     try:
-        start = client.PullTaskInput(flower.PullTaskInputRequest())
+        start = client.PullTaskInput(flower.runtime.PullTaskInputRequest())
         if start.run.run_id != run_id:
             raise given_up(
                 f"the SuperLink handed out run {start.run.run_id}, which somebody else has started, and which failed "
@@ -139,5 +143,5 @@ def _task(address: str, ca: bytes | None) -> Iterator[Attached]:
         heartbeat.stop()
         retries.max_tries = 1
         with suppress(httpx.HTTPError):  # the SuperLink may be gone, and the run with it
-            client.PushTaskOutput(flower.PushTaskOutputRequest(sub_status=sub_status, details=details))
+            client.PushTaskOutput(flower.runtime.PushTaskOutputRequest(sub_status=sub_status, details=details))
         client.close()

@@ -10,7 +10,7 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from hyperbloom.common.errors import attempt
 from hyperbloom.common.wire.orders import TrainOrder
-from hyperbloom.server.broker.flower import SUPERLINK_NODE_ID, ErrorCode, NodeInfo, TaskIdentity
+from hyperbloom.server.broker.flower import SUPERLINK_NODE_ID, ErrorCode, TaskIdentity, node
 
 TrainAll = Callable[[Sequence[tuple[Message, Context]]], Sequence[Message | Exception]]
 
@@ -32,7 +32,7 @@ class InlineGrid:
         self.train_all = train_all
         self._keep = keep
         self._contexts = {
-            node: Context(1, node, dict(config), RecordDict(), {}) for node, config in enumerate(node_configs, start=2)
+            name: Context(1, name, dict(config), RecordDict(), {}) for name, config in enumerate(node_configs, start=2)
         }
         self._waiting: dict[str, Message] = {}
         self._ids = count(1)
@@ -41,9 +41,9 @@ class InlineGrid:
     closed = True
     """Nobody else can come."""
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self) -> Iterable[node.NodeInfo]:
         """Return the virtual clients as Flower's node records."""
-        return [NodeInfo(node_id=node) for node in self._contexts]
+        return [node.NodeInfo(node_id=number) for number in self._contexts]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Store messages; they run when their replies are pulled."""

@@ -39,7 +39,7 @@ RAREST_LOOK_S = 1.0
 class _Upload:
     """An announced reply; `missing` names the objects that have not come. Times are monotonic seconds."""
 
-    announced: flower.ProtoMetadata
+    announced: flower.message.Metadata
     objects: list[str]
     missing: list[str]
     allowance: float
@@ -86,7 +86,7 @@ class LiveGrid:
         self._sizes = {**self._sizes, **dict(zip(ids, sizes, strict=True))}
         return ids
 
-    def get_nodes(self) -> list[flower.NodeInfo]:
+    def get_nodes(self) -> list[flower.node.NodeInfo]:
         """Return the nodes that are here.
 
         If a client comes back with its key before Flower misses its node, the node is left out once. It is another
@@ -176,7 +176,7 @@ class LiveGrid:
         return contents | {name: content or b"" for name, content in earlier.items()}
 
 
-def _inflated(announced: flower.ProtoMetadata, contents: dict[str, bytes]) -> Message:
+def _inflated(announced: flower.message.Metadata, contents: dict[str, bytes]) -> Message:
     """Return the message that a reply's objects form; _Refused if they form no message, or not the announced one."""
     try:
         message = cast(Message, flower.inflate_object_from_contents(announced.message_id, contents))

@@ -47,6 +47,14 @@ def test_examples_to_moves_both_tensors() -> None:
     assert (moved.inputs.device.type, moved.labels.device.type) == ("meta", "meta")
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_convolutions_compute_channels_last_on_images_of_any_number_of_channels(channels: int) -> None:
+    images = torch.rand(6, channels, 8, 8)
+    batch = Examples(images, torch.zeros(6, dtype=torch.int64)).to("cpu").inputs[torch.tensor([4, 0, 2])]
+    assert torch.equal(batch, images[[4, 0, 2]])
+    assert torch.nn.Conv2d(channels, 4, 3)(batch).is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize(
     ("inputs", "labels", "message"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from hyperbloom.common.data import laid_out
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.models import build_from_factory
 
@@ -82,6 +83,15 @@ def decorated(*args, **kwargs):
 def otherwise(shape, weights_per_class):
     return good(shape, weights_per_class)
 
+class Viewed(nn.Module):
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.conv = nn.Conv2d(input_shape[0], 4, 3)
+        self.head = nn.Linear(4 * 36, num_classes)
+
+    def forward(self, x):
+        return self.head(self.conv(x).view(x.size(0), -1))
+
 number = 3
 """
 SHAPE = (3, 2, 2)
@@ -102,6 +112,17 @@ def test_a_function_is_called_with_shape_and_classes() -> None:
     assert network(torch.zeros(5, *SHAPE)).shape == (5, 4)
     assert sys.modules["own_models"].CALLS == [(SHAPE, 4)]
     assert sys.path == path
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_network_that_views_what_a_convolution_returns_learns_from_images_as_the_client_lays_them_out(
+    channels: int,
+) -> None:
+    network, rows = build_from_factory("own_models:Viewed", (channels, 8, 8), 4), torch.rand(5, channels, 8, 8)
+    layouts = (rows, laid_out(rows), torch.cat([laid_out(rows), laid_out(rows)])[torch.arange(5)])
+    gradients = [torch.autograd.grad(network(each).square().sum(), list(network.parameters())) for each in layouts]
+    for there in gradients[1:]:
+        torch.testing.assert_close(there, gradients[0])
 
 
 def test_a_class_is_a_factory_too() -> None:

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from hyperbloom.client.link.connection import ANSWER_S
 from hyperbloom.client.link.http import HttpChannel
-from hyperbloom.client.link.internals import FleetStub, PullMessagesRequest
+from hyperbloom.client.link.internals import FleetStub, fleet
 from hyperbloom.client.link.server import Link, explanation
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.secrecy.keys import make_key, public_pem
@@ -112,7 +112,7 @@ def failure(link: Link, timeout: float | None = None) -> grpc.RpcError:
     channel = HttpChannel(link, ANSWER_S)
     try:
         with pytest.raises(grpc.RpcError) as caught:
-            FleetStub(channel).PullMessages(PullMessagesRequest(), timeout=timeout, metadata=())
+            FleetStub(channel).PullMessages(fleet.PullMessagesRequest(), timeout=timeout, metadata=())
     finally:
         channel.close()
     return caught.value
@@ -182,5 +182,5 @@ def test_a_channel_that_is_closed_is_told_as_grpc_tells_it() -> None:
     channel = HttpChannel(Link("127.0.0.1:1", insecure=True, http=True), ANSWER_S)
     channel.close()
     with pytest.raises(grpc.RpcError) as caught:
-        FleetStub(channel).PullMessages(PullMessagesRequest(), timeout=None, metadata=())
+        FleetStub(channel).PullMessages(fleet.PullMessagesRequest(), timeout=None, metadata=())
     assert caught.value.code() is grpc.StatusCode.CANCELLED

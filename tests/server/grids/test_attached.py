@@ -76,7 +76,7 @@ def test_a_run_of_somebody_else_that_waits_stands_in_the_way_once(addresses: tup
     _, api = addresses
     told = flower.RuntimeVersionHttpInterceptor(component_name="a test")
     with closing(flower.ControlHttpClient.from_server_address(api, True, None, [told])) as control:
-        waiting = control.StartRun(flower.StartRunRequest(fab=flower.fab_to_proto(bundle()))).run_id
+        waiting = control.StartRun(flower.control.StartRunRequest(fab=flower.fab_to_proto(bundle()))).run_id
     with (
         pytest.raises(ConnectionFailed, match=f"run {waiting}, which somebody else has"),
         attached(api),
