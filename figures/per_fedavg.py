@@ -38,6 +38,7 @@ Variant = Literal["first-order", "hessian-free"]
 
 ALL_EXAMPLES = 2**31 - 1
 """Size of a batch that holds all examples of a client."""
+ALPHA = 0.1
 
 
 class Adapted(Method):
@@ -90,7 +91,7 @@ def train_adapted(network: Network, data: Examples, sgd: SGD, seed: int, setting
 class PerFedAvgOptions(Section):
     """Options of Per-FedAvg."""
 
-    alpha: Share = Field(0.1, description="rate of the adaptation step; 0 adapts nothing")
+    alpha: Share = Field(ALPHA, description="rate of the adaptation step; 0 adapts nothing")
     variant: Variant = Field("first-order", description="what of the Hessian: first-order, hessian-free")
     delta: Rate = Field(1e-3, description="hessian-free: step of the finite difference, in units of the gradient")
 
@@ -106,6 +107,17 @@ class PerFedAvg(FedAvg):
         alpha = self.options.alpha
         step = Refinement(1, alpha, ALL_EXAMPLES, "all") if alpha else None
         return replace(super().recipe(number), refinement=step)
+
+
+class FedAvgTwoSteps(FedAvg):
+    """FedAvg, whose clients take two steps on all their training examples before they are scored: a control.
+
+    It tells how much of Per-FedAvg's score is the adaptation before an evaluation, and how much is its training.
+    """
+
+    def recipe(self, number: int) -> Recipe:
+        """Take both steps at the rate of Per-FedAvg."""
+        return replace(super().recipe(number), refinement=Refinement(2, ALPHA, ALL_EXAMPLES, "all"))
 
 
 STRATEGIES["per-fedavg"], METHODS["per-fedavg"], LOCAL_METHODS["per-fedavg"] = PerFedAvg, Adapted, train_adapted

@@ -210,6 +210,7 @@ def adapted_losses(
         ("fedavg-ft", {"epochs": 2, "rate": 0.05}, (2, 0.05, 16)),
         ("fedavg-ft", {}, (5, 0.5, 16)),  # 0.1 / (1 - 0.8)
         ("per-fedavg", {"alpha": 0.2}, (1, 0.2, None)),
+        ("figures.per_fedavg:FedAvgTwoSteps", {}, (2, 0.1, None)),
     ],
 )
 def test_clients_adapt_the_global_model_before_an_evaluation(
