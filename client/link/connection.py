@@ -65,7 +65,7 @@ class Connection:
         if self._registers:
             self._call("RegisterNode", flower.fleet.RegisterNodeFleetRequest(public_key=self._public))
         here = flower.fleet.ActivateNodeRequest(
-            public_key=self._public, heartbeat_interval=flower.HEARTBEAT_DEFAULT_INTERVAL
+            public_key=self._public, heartbeat_interval=flower.constant.HEARTBEAT_DEFAULT_INTERVAL
         )
         shown = ((HEADER, self._token),) if self._token else ()
         self.node_id = self._call("ActivateNode", here, headers=shown).node_id
@@ -93,12 +93,14 @@ class Connection:
         announced, metadata = response.messages_list[0], response.messages_list[0].metadata
         contents = take_enclosed(announced)
         self._encloses = bool(contents)
-        names = [node.object_id for node in flower.iterate_object_tree(response.message_object_trees[0])]
+        names = [node.object_id for node in flower.objects.iterate_object_tree(response.message_object_trees[0])]
         missing = [name for name in names if name not in contents]
         if missing:
-            contents |= flower.pull_objects(
+            contents |= flower.inflation.pull_objects(
                 missing,
-                flower.make_pull_object_fn_protobuf(partial(self._call, "PullObject"), self._node, metadata.run_id),
+                flower.transfer.make_pull_object_fn_protobuf(
+                    partial(self._call, "PullObject"), self._node, metadata.run_id
+                ),
                 initial_backoff=0.004,
                 backoff_cap=0.25,
                 max_time=TRANSFER_DEADLINE_S,
@@ -108,18 +110,18 @@ class Connection:
             self._call(
                 "ConfirmMessageReceived", flower.message.ConfirmMessageReceivedRequest(node=self._node, **received)
             )
-        message = cast(Message, flower.inflate_object_from_contents(metadata.message_id, contents))
+        message = cast(Message, flower.inflation.inflate_object_from_contents(metadata.message_id, contents))
         message.metadata.__dict__["_message_id"] = metadata.message_id
         return message
 
     def send(self, reply: Message, seconds: float) -> None:
         """Send a reply whose making took so many seconds."""
         run_id = reply.metadata.run_id
-        with flower.no_object_id_recompute():
+        with flower.objects.no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
-            contents = {name: item.deflate() for name, item in flower.get_all_nested_objects(reply).items()}
+            contents = {name: item.deflate() for name, item in flower.objects.get_all_nested_objects(reply).items()}
             announced = flower.message_to_proto(flower.remove_content_from_message(reply))
-            tree = flower.get_object_tree(reply)
+            tree = flower.objects.get_object_tree(reply)
         if self._encloses:
             enclose(announced, contents.items())
         request = flower.fleet.PushMessagesRequest(
@@ -127,15 +129,17 @@ class Connection:
         )
         response = self._call("PushMessages", request)
         if response.objects_to_push:
-            push = flower.make_push_object_fn_protobuf(
+            push = flower.transfer.make_push_object_fn_protobuf(
                 partial(self._call, "PushObject"), self._node, run_id, response.session_id
             )
-            flower.push_object_contents_from_iterable(((key, contents[key]) for key in response.objects_to_push), push)
+            flower.inflation.push_object_contents_from_iterable(
+                ((key, contents[key]) for key in response.objects_to_push), push
+            )
 
     def leave(self, reply: Message) -> None:
         """Send the last reply of a client that leaves, if the server listens."""
         self._over.set()
-        with suppress(grpc.RpcError, flower.ObjectPushError):
+        with suppress(grpc.RpcError, flower.inflation.ObjectPushError):
             self.send(reply, 0.0)
 
     def piece(self, name: str) -> bytes | None:
@@ -161,9 +165,9 @@ class Connection:
         stamp = flower.now().isoformat()
         signature = sign(self._key, (stamp + self._name).encode())  # valid at this server alone
         shown = (
-            (flower.PUBLIC_KEY_HEADER, self._public),
-            (flower.TIMESTAMP_HEADER, stamp),
-            (flower.SIGNATURE_HEADER, signature),
+            (flower.constant.PUBLIC_KEY_HEADER, self._public),
+            (flower.constant.TIMESTAMP_HEADER, stamp),
+            (flower.constant.SIGNATURE_HEADER, signature),
             (PROCESS, f"{THIS_IMPORT}-{os.getpid()}"),
         )
         metadata = self._version.append_to_grpc_metadata((*headers, *shown))
@@ -172,12 +176,12 @@ class Connection:
     def _beat(self) -> None:
         """Send heartbeats. One that fails is not told: the main thread meets the same error."""
         request = flower.heartbeat.SendNodeHeartbeatRequest(
-            node=self._node, heartbeat_interval=flower.HEARTBEAT_DEFAULT_INTERVAL
+            node=self._node, heartbeat_interval=flower.constant.HEARTBEAT_DEFAULT_INTERVAL
         )
         pause = 0.0
         while not self._over.wait(pause):
             try:
-                self._call_once("SendNodeHeartbeat", request, flower.HEARTBEAT_CALL_TIMEOUT)
-                pause = flower.HEARTBEAT_DEFAULT_INTERVAL * random.uniform(0.6, 0.8)
+                self._call_once("SendNodeHeartbeat", request, flower.constant.HEARTBEAT_CALL_TIMEOUT)
+                pause = flower.constant.HEARTBEAT_DEFAULT_INTERVAL * random.uniform(0.6, 0.8)
             except (grpc.RpcError, ValueError):  # gRPC raises a ValueError for a closed channel
                 pause = SOON_S

@@ -4,14 +4,7 @@
 """
 
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import (
-    HEARTBEAT_CALL_TIMEOUT,
-    HEARTBEAT_DEFAULT_INTERVAL,
-    PUBLIC_KEY_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    ErrorCode,
-)
+from flwr.common import constant
 from flwr.common.serde import message_to_proto
 from flwr.proto import fleet_pb2 as fleet
 from flwr.proto import heartbeat_pb2 as heartbeat
@@ -19,23 +12,9 @@ from flwr.proto import message_pb2 as message
 from flwr.proto import node_pb2 as node
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.supercore.date import now
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    inflate_object_from_contents,
-    pull_objects,
-    push_object_contents_from_iterable,
-)
+from flwr.supercore.inflatable import inflatable_object as objects
+from flwr.supercore.inflatable import inflatable_protobuf_utils as transfer
+from flwr.supercore.inflatable import inflatable_utils as inflation
 from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.retry.retry_invoker import RetryState, exponential
 from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata

@@ -69,7 +69,7 @@ def _serve(link: Link, app: App, node_config: dict[str, Any]) -> bool:
         log.info("connected to %s as node %d", link.address, connection.node_id)
         _answer_orders(app, node_config, connection)
         return True
-    except (grpc.RpcError, OSError, flower.ObjectPullError, flower.ObjectPushError) as error:
+    except (grpc.RpcError, OSError, flower.inflation.ObjectPullError, flower.inflation.ObjectPushError) as error:
         log.debug("session lost: %s", error)
         if refused := refusal(error):
             raise refused from None
@@ -106,7 +106,7 @@ def _answer_orders(app: App, node_config: dict[str, Any], connection: Connection
 
 
 def _answer(app: App, message: Message, context: Context, connection: Connection) -> None:
-    start, failed = time.perf_counter(), flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    start, failed = time.perf_counter(), flower.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     try:
         reply = app(message, context)
     except KeyboardInterrupt:

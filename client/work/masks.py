@@ -67,8 +67,8 @@ def deal_shares(client: Client, order: wire.SharesOrder) -> wire.SharesResult:
 def train_masked(client: Client, order: wire.MaskedOrder) -> wire.MaskedResult:
     """Train, and return the masked change."""
     with _current(client, order, order.scope.run_id, order.scope.round) as secure:
-        fewest = secure.expect(order)
-        client.releases.check_sum(f"a part that {fewest} or more train", fewest)
+        alike = secure.expect(order)
+        client.releases.check_sum(f"{alike} or more that train the same weights", alike)
         return secure.mask(order, train(client, order), len(client.train_data))
 
 
@@ -187,7 +187,7 @@ class SecureRound:
     def expect(self, order: wire.MaskedOrder) -> int:
         """Check and keep the remaining clients, their shares and the parts of the sum, before training.
 
-        Return the least number of clients in the sum of any number that this client sends.
+        Return the least number of clients in the sum that train the same weights as this one.
 
         Raises:
             WireError: too few clients are left, or the order does not fit a masked change.
@@ -206,13 +206,13 @@ class SecureRound:
             raise WireError(f"order: expected shares from {len(masking.there)} clients, found {len(masking.sealed)}")
         self._there, self._told = masking.there, told(self._digest, order)
         check_parts(masking, clients, threshold)
-        owned, names = parts_of(masking, self._place, threshold), part_digests(order.weights, self._digest)
-        if not owned.keys() <= names.keys():
-            raise WireError("order: expected parts of the sum that are tensors of the order, with the same values")
-        own = (names[part] if part in owned else None for part in masking.parts)
-        self._parts = [*zip(own, masking.lengths, strict=True)]
+        (own, alike), names = parts_of(masking, self._place, threshold), part_digests(order.weights, self._digest)
+        if own != names.keys():
+            raise WireError("order: expected all tensors of the order among the parts, with the same values")
+        pairs = zip(masking.parts, masking.lengths, strict=True)
+        self._parts = [(names.get(part), length) for part, length in pairs if length]
         self._read(masking)
-        return min(owned.values(), default=threshold)
+        return alike
 
     def _read(self, masking: wire.Masking) -> None:
         """Keep the shares that match their dealers' digests. If revealed, others would look like this client's lie."""

@@ -1,13 +1,14 @@
 """The parts of a secure sum, and how the masks depend on them.
 
-The server tells all clients the same parts of the sum, and which clients train each part. Each client checks its own
-entries. The masks of two clients depend on `told`, a digest of everything that both were told alike. If the server
-tells them different things, their masks do not cancel, and the server can read neither change.
+The server tells all clients the same parts, and which clients were sent each. Each client checks its own entries. The
+masks of two clients depend on `told`, a digest of everything that both were told alike. If the server tells them
+different things, their masks do not cancel, and the server can read neither change.
 
 A digest of a tensor's name, shape and values before training identifies a part. Clients that received different values
-therefore share no part. Otherwise a server could send all but one client weights that learn nothing (Pasquini,
-Francati, Ateniese: Eluding Secure Aggregation in Federated Learning via Model Inconsistency, CCS 2022,
-https://arxiv.org/abs/2111.07380).
+therefore share no part. Every tensor that a client is sent is a part, even if it is in no sum. So a client knows how
+many others have exactly its weights, and counts on no more. Otherwise a server could send all but one client weights
+that learn nothing, or one tensor of them (Pasquini, Francati, Ateniese: Eluding Secure Aggregation in Federated
+Learning via Model Inconsistency, CCS 2022, https://arxiv.org/abs/2111.07380).
 """
 
 import hashlib
@@ -48,28 +49,36 @@ def check_parts(masking: Masking, clients: int, threshold: int) -> None:
     count, total = len(masking.parts), sum(masking.lengths)
     if not count == len(set(masking.parts)) == len(masking.lengths) == len(masking.owners):
         raise WireError(f"order: expected parts, each once, with lengths and owners, found {count}")
-    if any(length < 1 for length in masking.lengths) or total > LARGEST_SUM:
-        raise WireError(f"order: expected parts of 1 to {LARGEST_SUM} numbers in all, found {total}")
+    if any(length < 0 for length in masking.lengths) or total > LARGEST_SUM:
+        raise WireError(f"order: expected parts of at most {LARGEST_SUM} numbers in all, found {total}")
     everybody = int.from_bytes(pack_places(masking.there, clients), "little")
-    for packed in masking.owners:
+    for packed, length in zip(masking.owners, masking.lengths, strict=True):
         if len(packed) != (clients + 7) // 8 or int.from_bytes(packed, "little") & ~everybody:
             raise WireError("order: expected owners of parts among the clients that are there")
-        left = _left(masking, packed, threshold)
-        if left < FEWEST_CLIENTS:
+        left = _left(masking, int.from_bytes(packed, "little"), threshold)
+        if length and left < FEWEST_CLIENTS:
             raise WireError(
                 f"order: expected parts that {FEWEST_CLIENTS} clients have whoever vanishes, found one that "
                 f"{left} may be left with"
             )
 
 
-def parts_of(masking: Masking, place: int, threshold: int) -> dict[bytes, int]:
-    """Return the parts that the client in `place` trains, and the least number of clients in the sum of each."""
-    pairs = zip(masking.parts, masking.owners, strict=True)
-    return {d: _left(masking, each, threshold) for d, each in pairs if int.from_bytes(each, "little") >> place & 1}
+def parts_of(masking: Masking, place: int, threshold: int) -> tuple[set[bytes], int]:
+    """Return the parts of the client in `place`, and how many clients with these and no others are in the sum at least.
+
+    A client with another part may learn nothing from the parts that it shares, so that they do not hide this client's.
+    """
+    parts, alike = set(), int.from_bytes(pack_places(masking.there, masking.there[-1] + 1), "little")
+    for part, packed in zip(masking.parts, masking.owners, strict=True):
+        owners = int.from_bytes(packed, "little")
+        own = owners >> place & 1
+        parts |= {part} if own else set()
+        alike &= owners if own else ~owners
+    return parts, max(0, _left(masking, alike, threshold))
 
 
-def _left(masking: Masking, owners: bytes, threshold: int) -> int:
-    return int.from_bytes(owners, "little").bit_count() - (len(masking.there) - threshold)
+def _left(masking: Masking, places: int, threshold: int) -> int:
+    return places.bit_count() - (len(masking.there) - threshold)
 
 
 def told(agreement: bytes, order: MaskedOrder) -> bytes:

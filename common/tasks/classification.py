@@ -64,10 +64,6 @@ class Classification(OfClasses):
             return F.cross_entropy(outputs, labels)
         return super().loss(outputs, labels, weights, share)
 
-    def total(self, outputs: Tensor, labels: Tensor) -> tuple[float, int]:
-        """Return the sum as in `Task.total`, by torch's own reduction."""
-        return float(F.cross_entropy(outputs, labels, reduction="sum")), labels.numel()
-
     def counts(self, answers: Tensor, labels: Tensor, outputs: int) -> Tensor:
         """Return the confusion matrix `(K, K)`: true classes by answers."""
         return confusion_of(answers.argmax(1), labels, outputs)

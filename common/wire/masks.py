@@ -76,13 +76,13 @@ class Masking:
     """What a client needs to mask its change.
 
     The sum is a sequence of parts, one for each tensor. `parts`, `lengths` and `owners` describe it and are the same
-    for all clients. Tensors that a client trains but that have no part stay on the client.
+    for all clients. They name all tensors that clients are sent. What is trained of a tensor of length 0 stays there.
 
     Attributes:
         there: places of the clients that have dealt shares.
         parts: digest of each tensor's name, shape and values.
-        lengths: count of numbers in each part.
-        owners: places of the clients that train each part, one bit for each place.
+        lengths: count of numbers of each part in the sum, or 0.
+        owners: places of the clients that are sent each part, one bit for each place.
         sealed: the shares that each client in `there` has sealed for this client.
         digests: for each of these clients the digests of its two shares, concatenated.
     """

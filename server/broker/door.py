@@ -96,7 +96,9 @@ class Keys:
 
     def _register(self, key: str, name: str) -> None:
         try:
-            node = self._state.create_node(flower.NOOP_FLWR_AID, flower.NOOP_ACCOUNT_NAME, key.encode(), 0, name=name)
+            node = self._state.create_node(
+                flower.constant.NOOP_FLWR_AID, flower.constant.NOOP_ACCOUNT_NAME, key.encode(), 0, name=name
+            )
         except ValueError:  # Flower refuses a key that was unregistered before
             say(f"{name} needs a new key, or a new start of the server: this one was taken away from it")
             return
@@ -105,7 +107,7 @@ class Keys:
     def _unregister(self, key: str) -> None:
         node, name = self._nodes.pop(key)
         with suppress(TypeError):  # flwr 1.39 raises this for a node that never came, after removing it
-            self._state.delete_node(flower.NOOP_FLWR_AID, node)
+            self._state.delete_node(flower.constant.NOOP_FLWR_AID, node)
         say(f"{name} may not join any more: its key {fingerprint(key)} was revoked or replaced")
 
 
@@ -188,14 +190,14 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def _caller(self, metadata: Any, context: grpc.ServicerContext) -> bytes:
         """Return the public key that signed a call; abort the call if the check fails."""
-        key = flower.get_metadata_bytes(metadata, flower.PUBLIC_KEY_HEADER)
+        key = flower.get_metadata_bytes(metadata, flower.constant.PUBLIC_KEY_HEADER)
         shown = flower.get_metadata_str(metadata, token.HEADER)
         if self._keys is not None:
             self._keys.follow()
             if key and key not in self._keys and not shown:
                 self._refuse_key(context, key)
-        stamp = flower.get_metadata_str(metadata, flower.TIMESTAMP_HEADER)
-        signature = flower.get_metadata_bytes(metadata, flower.SIGNATURE_HEADER)
+        stamp = flower.get_metadata_str(metadata, flower.constant.TIMESTAMP_HEADER)
+        signature = flower.get_metadata_bytes(metadata, flower.constant.SIGNATURE_HEADER)
         if not key or not stamp or not signature:
             self._refuse(context, "it does not show one key and one signature", "Missing authentication metadata")
         try:

@@ -6,16 +6,7 @@ Names outside `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.simulatio
 
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.cli.build import build_fab_from_files
-from flwr.common.constant import (
-    NOOP_ACCOUNT_NAME,
-    NOOP_FLWR_AID,
-    PUBLIC_KEY_HEADER,
-    SIGNATURE_HEADER,
-    SUPERLINK_NODE_ID,
-    TIMESTAMP_HEADER,
-    ErrorCode,
-    SubStatus,
-)
+from flwr.common import constant
 from flwr.common.serde import fab_to_proto, message_to_proto
 from flwr.proto import control_pb2 as control
 from flwr.proto import fleet_pb2 as fleet
@@ -26,37 +17,16 @@ from flwr.proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkState, LinkStateFactory
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore import constant as supercore
 from flwr.supercore.address import is_port_in_use
-from flwr.supercore.constant import (
-    FLWR_IN_MEMORY_DB_NAME,
-    NOOP_FEDERATION_ID,
-    OBJECT_PUSH_SESSION_TTL_SECONDS,
-    SYSTEM_MESSAGE_TYPE,
-    TaskType,
-)
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.date import now
 from flwr.supercore.error import rpc_error_translator
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_id,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    ObjectUnavailableError,
-    inflate_object_from_contents,
-    push_objects,
-)
+from flwr.supercore.inflatable import inflatable_object as objects
+from flwr.supercore.inflatable import inflatable_protobuf_utils as transfer
+from flwr.supercore.inflatable import inflatable_utils as inflation
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore

@@ -43,8 +43,8 @@ class Hosted:
         ids = []
         for message in messages:
             name = message.metadata.message_id
-            missing = set(self._store.order(self.run_id, flower.get_object_tree(message)))
-            for each, item in flower.get_all_nested_objects(message).items():
+            missing = set(self._store.order(self.run_id, flower.objects.get_object_tree(message)))
+            for each, item in flower.objects.get_all_nested_objects(message).items():
                 if each in missing:
                     self._store.put(each, item.deflate())
             stored = self._state.store_message_ins(flower.remove_content_from_message(message))
@@ -99,17 +99,17 @@ def _begin(state: State) -> int:
         fab_version=__version__,
         fab_hash=state.store_fab(bundle()),
         override_config={},
-        federation_id=flower.NOOP_FEDERATION_ID,
+        federation_id=flower.supercore.NOOP_FEDERATION_ID,
         federation_config=None,
-        flwr_aid=flower.NOOP_FLWR_AID,
-        primary_task_type=flower.TaskType.SERVER_APP,
+        flwr_aid=flower.constant.NOOP_FLWR_AID,
+        primary_task_type=flower.supercore.TaskType.SERVER_APP,
     )
     (run,) = state.get_run_info(run_ids=[run_id])
     assert run.primary_task_id is not None
     state.claim_task(run.primary_task_id)
     state.activate_task(run.primary_task_id)
     identity = flower.TaskIdentity
-    identity.task_id, identity.run_id, identity.node_id = run.primary_task_id, run_id, flower.SUPERLINK_NODE_ID
+    identity.task_id, identity.run_id, identity.node_id = run.primary_task_id, run_id, flower.constant.SUPERLINK_NODE_ID
     return run_id
 
 

@@ -20,13 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.server.broker.flower import (
-    InMemoryObjectStore,
-    NoObjectInStoreError,
-    get_object_id,
-    iterate_object_tree,
-    message,
-)
+from hyperbloom.server.broker.flower import InMemoryObjectStore, NoObjectInStoreError, message, objects
 
 LARGEST_VARIABLE, LARGEST_MIB = "HYPERBLOOM_MESSAGE_MIB", 512
 
@@ -90,7 +84,7 @@ class Store(InMemoryObjectStore):
         """
         with self.lock_store:
             missing = self.preregister(run_id, tree)
-            for node in iterate_object_tree(tree):
+            for node in objects.iterate_object_tree(tree):
                 entry, parts = self.store[node.object_id], [child.object_id for child in node.children]
                 before, entry.child_object_ids = entry.child_object_ids, parts
                 if parts != before:
@@ -124,7 +118,7 @@ class Store(InMemoryObjectStore):
             reply.size += size
             return
         # Check the hash, or a client could make an object unreadable that another client shares.
-        if self.verify and get_object_id(object_content) != object_id:
+        if self.verify and objects.get_object_id(object_content) != object_id:
             raise ValueError(f"object {object_id} has another content")
         with self.lock_store:
             entry = self.store.get(object_id)

@@ -41,7 +41,7 @@ class Fleet(flower.FleetServicer):
             return flower.fleet.PullMessagesResponse()
         response = super().PullMessages(request, context)
         for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
-            names = [node.object_id for node in flower.iterate_object_tree(tree)]
+            names = [node.object_id for node in flower.objects.iterate_object_tree(tree)]
             enclose(message, ((name, self.store.get(name) or b"") for name in names))
         return response
 
@@ -53,7 +53,7 @@ class Fleet(flower.FleetServicer):
         for message in request.messages_list:
             self.state.note_answer(message.metadata.src_node_id, message.metadata.reply_to_message_id)
         for tree in request.message_object_trees:
-            ids = [node.object_id for node in flower.iterate_object_tree(tree)]
+            ids = [node.object_id for node in flower.objects.iterate_object_tree(tree)]
             if len(ids) > MOST_OBJECTS:
                 leaves = [flower.message.ObjectTree(object_id=each) for each in ids[:MOST_OBJECTS]]
                 tree.CopyFrom(flower.message.ObjectTree(object_id=tree.object_id, children=leaves))

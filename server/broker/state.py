@@ -141,7 +141,7 @@ class State(flower.InMemoryLinkState):
 def state_factory() -> flower.LinkStateFactory:
     """Return Flower's factory of a fresh `State` over a fresh `Store`."""
     factory = flower.LinkStateFactory(
-        flower.FLWR_IN_MEMORY_DB_NAME, flower.NoOpFederationManager(), flower.ObjectStoreFactory()
+        flower.supercore.FLWR_IN_MEMORY_DB_NAME, flower.NoOpFederationManager(), flower.ObjectStoreFactory()
     )
     store = factory.objectstore_factory.store_instance = Store()
     factory.state_instance = State(factory.federation_manager, store)

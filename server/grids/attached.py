@@ -27,7 +27,7 @@ class Attached:
 
     def __init__(self, client: flower.RuntimeHttpClient, run_id: int) -> None:
         self.run_id = run_id
-        self._client, self._node = client, flower.node.Node(node_id=flower.SUPERLINK_NODE_ID)
+        self._client, self._node = client, flower.node.Node(node_id=flower.constant.SUPERLINK_NODE_ID)
 
     def nodes(self) -> Sequence[flower.node.NodeInfo]:
         """Return the nodes that are here."""
@@ -37,7 +37,7 @@ class Attached:
         """Announce orders and push their objects; return their ids, "" for a node that is gone."""
         try:
             return self._send(messages)
-        except flower.ObjectPushError:
+        except flower.inflation.ObjectPushError:
             # Flower repeats a call whose answer was lost, but the SuperLink takes no object twice. Announcing the same
             # messages again makes it report the objects that it still lacks.
             return self._send(messages)
@@ -45,12 +45,16 @@ class Attached:
     def _send(self, messages: Sequence[Message]) -> list[str]:
         announced = flower.runtime.PushAppMessagesRequest(
             messages_list=[flower.message_to_proto(flower.remove_content_from_message(each)) for each in messages],
-            message_object_trees=[flower.get_object_tree(message) for message in messages],
+            message_object_trees=[flower.objects.get_object_tree(message) for message in messages],
         )
         taken = self._client.PushMessages(announced)
-        objects = {name: item for message in messages for name, item in flower.get_all_nested_objects(message).items()}
-        push = flower.make_push_object_fn_protobuf(self._client.PushObject, self._node, self.run_id, taken.session_id)
-        flower.push_objects(objects, push, object_ids_to_push=set(taken.objects_to_push))
+        objects = {
+            name: item for message in messages for name, item in flower.objects.get_all_nested_objects(message).items()
+        }
+        push = flower.transfer.make_push_object_fn_protobuf(
+            self._client.PushObject, self._node, self.run_id, taken.session_id
+        )
+        flower.inflation.push_objects(objects, push, object_ids_to_push=set(taken.objects_to_push))
         return [name or "" for name in taken.message_ids]
 
     def replies(self, orders: set[str]) -> list[tuple[flower.message.Metadata, flower.message.ObjectTree]]:
@@ -62,10 +66,10 @@ class Attached:
     def content(self, name: str) -> bytes | None:
         """Return an object, b"" if it is not there yet, or None if it will never be."""
         try:
-            return flower.make_pull_object_fn_protobuf(self._client.PullObject, self._node, self.run_id)(name)
-        except flower.ObjectUnavailableError:
+            return flower.transfer.make_pull_object_fn_protobuf(self._client.PullObject, self._node, self.run_id)(name)
+        except flower.inflation.ObjectUnavailableError:
             return b""
-        except flower.ObjectPullError:
+        except flower.inflation.ObjectPullError:
             return None
 
     def confirm(self, message_id: str) -> None:
@@ -112,7 +116,7 @@ def _task(address: str, ca: bytes | None) -> Iterator[Attached]:
 
     with closing(flower.RuntimeHttpClient.from_server_address(address, ca is None, ca, [told])) as runtime:
         token = runtime.AcquireTask(
-            flower.runtime.AcquireTaskRequest(supported_task_types=[flower.TaskType.SERVER_APP])
+            flower.runtime.AcquireTaskRequest(supported_task_types=[flower.supercore.TaskType.SERVER_APP])
         ).token
     if not token:
         raise given_up(
@@ -127,7 +131,7 @@ def _task(address: str, ca: bytes | None) -> Iterator[Attached]:
     )
     heartbeat = flower.HeartbeatSender(flower.make_task_heartbeat_fn_http(client))
     heartbeat.start()
-    sub_status, details = flower.SubStatus.FAILED, "flower-server ended early"
+    sub_status, details = flower.constant.SubStatus.FAILED, "flower-server ended early"
     try:
         start = client.PullTaskInput(flower.runtime.PullTaskInputRequest())
         if start.run.run_id != run_id:
@@ -138,7 +142,7 @@ def _task(address: str, ca: bytes | None) -> Iterator[Attached]:
         flower.TaskIdentity.task_id, flower.TaskIdentity.run_id = start.task_id, run_id
         flower.TaskIdentity.node_id = start.context.node_id
         yield Attached(client, run_id)
-        sub_status, details = flower.SubStatus.COMPLETED, ""
+        sub_status, details = flower.constant.SubStatus.COMPLETED, ""
     finally:
         heartbeat.stop()
         retries.max_tries = 1

@@ -10,7 +10,7 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from hyperbloom.common.errors import attempt
 from hyperbloom.common.wire.orders import TrainOrder
-from hyperbloom.server.broker.flower import SUPERLINK_NODE_ID, ErrorCode, TaskIdentity, node
+from hyperbloom.server.broker.flower import TaskIdentity, constant, node
 
 TrainAll = Callable[[Sequence[tuple[Message, Context]]], Sequence[Message | Exception]]
 
@@ -36,7 +36,7 @@ class InlineGrid:
         }
         self._waiting: dict[str, Message] = {}
         self._ids = count(1)
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, constant.SUPERLINK_NODE_ID
 
     closed = True
     """Nobody else can come."""
@@ -73,4 +73,4 @@ def answer(outcome: Message | Exception, message: Message) -> Message:
     if isinstance(outcome, Message):
         return outcome
     reason = f"{type(outcome).__name__}: {outcome}"
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+    return Message(Error(constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STALL_S, UPLOAD_DEADLINE_S = 5.0, 30.0
 SLOWEST_LINE = 2**17  # bytes per second
-LONGEST_ALLOWANCE_S = flower.OBJECT_PUSH_SESSION_TTL_SECONDS - UPLOAD_DEADLINE_S
+LONGEST_ALLOWANCE_S = flower.supercore.OBJECT_PUSH_SESSION_TTL_SECONDS - UPLOAD_DEADLINE_S
 RAREST_LOOK_S = 1.0
 
 
@@ -79,7 +79,7 @@ class LiveGrid:
                 f"an order has {found} MiB, of {allowed} MiB that a message may have; let it have more by "
                 f"{limits.LARGEST_VARIABLE}, up to 2047"
             )
-        with flower.no_object_id_recompute():
+        with flower.objects.no_object_id_recompute():
             for message in outgoing:
                 message.metadata.__dict__["_message_id"] = message.object_id
             ids = self._superlink.send(outgoing)
@@ -128,7 +128,10 @@ class LiveGrid:
             return {}
         moment, uploads = time.monotonic(), {}
         for metadata, tree in self._superlink.replies(orders):
-            order, objects = metadata.reply_to_message_id, [node.object_id for node in flower.iterate_object_tree(tree)]
+            order, objects = (
+                metadata.reply_to_message_id,
+                [node.object_id for node in flower.objects.iterate_object_tree(tree)],
+            )
             allowance = min(self._sizes.get(order, 0) / SLOWEST_LINE, LONGEST_ALLOWANCE_S)
             if order in orders:
                 uploads[order] = _Upload(metadata, objects, list(objects), allowance, moment, moment, moment)
@@ -179,7 +182,7 @@ class LiveGrid:
 def _inflated(announced: flower.message.Metadata, contents: dict[str, bytes]) -> Message:
     """Return the message that a reply's objects form; _Refused if they form no message, or not the announced one."""
     try:
-        message = cast(Message, flower.inflate_object_from_contents(announced.message_id, contents))
+        message = cast(Message, flower.inflation.inflate_object_from_contents(announced.message_id, contents))
         said = message.metadata
         same = said.src_node_id == announced.src_node_id and said.reply_to_message_id == announced.reply_to_message_id
         same &= message.has_error() or isinstance(message.content, RecordDict)
@@ -197,12 +200,12 @@ def _unreadable(run_id: int, order: str, reason: str) -> Message:
     metadata = Metadata(
         run_id=run_id,
         message_id="",
-        src_node_id=flower.SUPERLINK_NODE_ID,
-        dst_node_id=flower.SUPERLINK_NODE_ID,
+        src_node_id=flower.constant.SUPERLINK_NODE_ID,
+        dst_node_id=flower.constant.SUPERLINK_NODE_ID,
         reply_to_message_id=order,
         group_id="",
         created_at=flower.now().timestamp(),
         ttl=0,
-        message_type=flower.SYSTEM_MESSAGE_TYPE,
+        message_type=flower.supercore.SYSTEM_MESSAGE_TYPE,
     )
     return flower.make_message(metadata=metadata, error=Error(UNREADABLE, reason))

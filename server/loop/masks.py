@@ -70,34 +70,44 @@ class MaskedSum:
     Clients share a tensor only if they were sent the same values for it. A tensor that too few have is left out: at
     least `FEWEST_CLIENTS` owners must remain after the worst loss of clients, or the sum would tell too much of each.
 
+    Args:
+        sent: what each client is sent, by row.
+        trained: the layouts of what each client trains of it.
+        digest: of the round's agreement.
+        threshold: number of clients that have to be left.
+
     Attributes:
-        owners: by part, the rows of the clients that have it.
-        slices: by part, its place in the sum.
+        owners: by part, the rows of the clients that are sent it.
+        lengths: by part, how many numbers of it are in the sum, or 0.
+        slices: by part in the sum, its place.
     """
 
-    def __init__(self, sent: Mapping[int, Weights], digest: bytes, threshold: int) -> None:
-        self._layouts = {row: weights.layout for row, weights in sent.items()}
+    def __init__(
+        self, sent: Mapping[int, Weights], trained: Mapping[int, Layout], digest: bytes, threshold: int
+    ) -> None:
+        self._layouts = trained
         known: dict[tuple[Layout, int], dict[bytes, str]] = {}  # most clients are sent the very same vector
         self._names: dict[int, dict[bytes, str]] = {}
         self.owners: dict[bytes, list[int]] = {}
-        lengths: dict[bytes, int] = {}
+        self.lengths: dict[bytes, int] = {}
         for row, weights in sent.items():
             key = weights.layout, weights.values.data_ptr()
             if key not in known:
                 known[key] = part_digests(weights, digest)
             self._names[row] = known[key]
-            places = {name: place for name, place, _ in weights.layout.slices()}
+            places = {name: place for name, place, _ in trained[row].slices()}
             for part, name in known[key].items():
                 self.owners.setdefault(part, []).append(row)
-                lengths[part] = places[name].stop - places[name].start
+                self.lengths[part] = places[name].stop - places[name].start if name in places else 0
         fewest = len(sent) - threshold + FEWEST_CLIENTS
         self.slices: dict[bytes, slice] = {}
-        self.total = 0
-        for part, length in lengths.items():
-            if len(self.owners[part]) >= fewest:
+        self.total = left_out = 0
+        for part, length in self.lengths.items():
+            if len(self.owners[part]) < fewest:
+                self.lengths[part], left_out = 0, left_out + length
+            elif length:
                 self.slices[part] = slice(self.total, self.total + length)
                 self.total += length
-        left_out = sum(lengths.values()) - self.total
         if left_out:
             log.warning("%d weights are not summed: fewer than %d clients of the round have them", left_out, fewest)
 
@@ -244,17 +254,18 @@ class _MaskedTraining:
             client.row: order for client, order in zip(members, self.wanted.orders(members), strict=True)
         }
         self.sent: dict[int, Weights] = {}
+        whole: dict[int, Weights] = {}
         for client in members:
             layout, weights = self.wanted.layout(client), self.orders[client.row].weights
             assert weights is not None, "who sums changes sends weights"
-            self.sent[client.row] = Weights(layout, weights.part(layout))
-        self.sum = MaskedSum(self.sent, self.digest, self.threshold)
+            whole[client.row], self.sent[client.row] = weights, Weights(layout, weights.part(layout))
+        self.sum = MaskedSum(whole, {row: each.layout for row, each in self.sent.items()}, self.digest, self.threshold)
         count = len(self.rows)
         self.masking = wire.Masking(
             there=self._places(self.dealt),
-            parts=tuple(self.sum.slices),
-            lengths=tuple(part.stop - part.start for part in self.sum.slices.values()),
-            owners=tuple(pack_places(self._places(self.sum.owners[part]), count) for part in self.sum.slices),
+            parts=tuple(self.sum.lengths),
+            lengths=tuple(self.sum.lengths.values()),
+            owners=tuple(pack_places(self._places(self.sum.owners[part]), count) for part in self.sum.lengths),
         )
         order = next(iter(self.orders.values()))
         self.told = told(self.digest, self._masked(order, self.masking))

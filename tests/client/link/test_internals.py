@@ -20,4 +20,4 @@ def test_the_version_is_told_as_text_beside_other_headers() -> None:
 
 
 def test_a_node_counts_as_here_for_longer_than_a_heartbeat_may_take() -> None:
-    assert 0 < internals.HEARTBEAT_CALL_TIMEOUT < internals.HEARTBEAT_DEFAULT_INTERVAL / 2
+    assert 0 < internals.constant.HEARTBEAT_CALL_TIMEOUT < internals.constant.HEARTBEAT_DEFAULT_INTERVAL / 2

@@ -26,11 +26,12 @@ from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import Aligned, FedProx
 from hyperbloom.common.secrecy import masks as sa
 from hyperbloom.common.secrecy.keys import fingerprint_of_der, make_key, public_der, write_private_key
-from hyperbloom.common.secrecy.sums import pack_places, part_digests
+from hyperbloom.common.secrecy.sums import check_parts, pack_places, part_digests, parts_of
 from hyperbloom.common.wire.masks import (
     ConfirmOrder,
     KeysOrder,
     MaskedOrder,
+    Masking,
     SharesOrder,
     SharesResult,
     UnmaskOrder,
@@ -238,12 +239,11 @@ def test_shares_are_not_dealt_to_too_few_or_to_the_same_client_twice() -> None:
         ({"codec": Codec.parse("int8")}, "no compression"),
         ({"resemble": Weights(LAYOUT, torch.zeros(SIZE))}, "nothing beside the weights"),
         ({"method": ALIGNED}, "nothing beside the weights"),
-        ({"parts": (b"p",)}, "tensors of the order, with the same values"),
+        ({"parts": (b"p",)}, "all tensors of the order among the parts, with the same values"),
         ({"parts": (b"p", b"p"), "lengths": (1, 1), "owners": (b"\x0f", b"\x0f")}, "parts, each once"),
         ({"lengths": ()}, "with lengths and owners"),
-        ({"lengths": (0,)}, "parts of 1 to"),
-        ({"lengths": (-5,)}, "parts of 1 to"),
-        ({"lengths": (2**29 + 1,)}, "parts of 1 to 536870912 numbers in all, found 536870913"),
+        ({"lengths": (-5,)}, "parts of at most"),
+        ({"lengths": (2**29 + 1,)}, "parts of at most 536870912 numbers in all, found 536870913"),
         ({"owners": (b"\x1f",)}, "owners of parts among the clients that are there"),
         ({"owners": (b"\x0f\x00",)}, "owners of parts among the clients that are there"),
         ({"there": (0, 1, 2), "owners": (b"\x0f",)}, "owners of parts among the clients that are there"),
@@ -263,19 +263,46 @@ TWO = Layout((("body", (SIZE - 4,)), ("head", (2, 2))))
 def test_a_sum_has_room_for_parts_of_others_and_what_has_no_part_stays_here() -> None:
     four = Four(5, 4).deal()
     weights = Weights(TWO, torch.arange(float(SIZE)))
-    _, head = part_digests(weights, four.digest)
-    owners = (pack_places((1, 2, 3, 4), 5), pack_places((0, 1, 2, 3), 5))
-    order = four.masked_order(0, weights=weights, parts=(b"others", head), lengths=(3, 4), owners=owners)
-    assert four.rounds[0].expect(order) == 3, "of the four that train the head one may vanish"
+    body, head = part_digests(weights, four.digest)
+    owners = [pack_places(places, 5) for places in ((0,), (1, 2, 3, 4), (0, 1, 2, 3))]
+    alike = {"parts": (body, b"others", head), "lengths": (0, 3, 4), "owners": tuple(owners)}
+    order = four.masked_order(0, weights=weights, **alike)
+    assert four.rounds[0].expect(order) == 0, "nobody else has its body, and another client may vanish"
+    with pytest.raises(WireError, match="all tensors of the order among the parts"):  # the body might learn nothing
+        four.rounds[0].expect(change(order, parts=(head,), lengths=(4,), owners=(owners[2],)))
     placed = four.rounds[0]._placed(np.arange(SIZE), TWO)
     assert placed.tolist() == [0, 0, 0, *range(SIZE - 4, SIZE)]
     trained = TrainResult(0.0, Weights(Layout(TWO.shapes[:1]), torch.zeros(SIZE - 4)), 1.0)
     with pytest.raises(WireError, match="parts of the sum that are trained"):
         four.rounds[0].mask(order, trained, 10)
-    longer = change(order, lengths=(3, 5))
+    longer = change(order, lengths=(0, 3, 5))
     four.rounds[0].expect(longer)
     with pytest.raises(WireError, match="and of their lengths"):
         four.rounds[0].mask(longer, TrainResult(0.0, weights, 1.0), 10)
+
+
+def sent_alike(owners: Sequence[Sequence[int]], place: int, count: int = 7) -> int:
+    """Return on how many clients the one in `place` counts, if these clients are sent the parts, one list for each."""
+    masking = Masking(
+        tuple(range(count)),
+        tuple(bytes([number]) for number in range(len(owners))),
+        (4,) * len(owners),
+        tuple(pack_places(places, count) for places in owners),
+    )
+    check_parts(masking, count, count)
+    return parts_of(masking, place, count)[1]
+
+
+def test_only_clients_with_the_very_same_weights_hide_a_change() -> None:
+    """Client 0 trains three tensors, each with two others, whose other tensors are zeros: they learn nothing.
+
+    Every part has three clients or more. The sum of each part of client 0 is its change alone.
+    """
+    zeros = ((3, 4, 5, 6), (1, 2, 5, 6), (1, 2, 3, 4))
+    assert sent_alike([(0, 1, 2), (0, 3, 4), (0, 5, 6), *zeros], 0) == 1
+    assert sent_alike([(0, 1, 2, 3), (0, 1, 2, 3), (4, 5, 6)], 0) == 4
+    assert sent_alike([range(7), range(7)], 0) == 7
+    assert sent_alike([range(7), (0, 1, 2, 3)], 5) == 3, "four have a tensor more, of which nothing is known here"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from hyperbloom.server.broker import hosted as superlink_hosted
-from hyperbloom.server.broker.flower import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from hyperbloom.server.broker.flower import constant
 from hyperbloom.server.broker.hosted import Hosted
 from hyperbloom.server.broker.state import State, state_factory
 from hyperbloom.server.grids.live import LiveGrid
@@ -21,7 +21,7 @@ class Run:
         self.state = cast(State, state_factory().state())
         self.hosted = Hosted(self.state)
         self.grid = LiveGrid(self.hosted)
-        self.node = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, b"key", 0)
+        self.node = self.state.create_node(constant.NOOP_FLWR_AID, constant.NOOP_ACCOUNT_NAME, b"key", 0)
         self.state.activate_node(self.node, 30)
 
     def send(self, node: int) -> str:
@@ -52,7 +52,7 @@ def test_the_objects_of_an_order_are_there_before_its_node_is_told(run: Run, mon
 
 
 def test_an_order_to_a_node_that_is_gone_leaves_nothing(run: Run) -> None:
-    run.state.delete_node(NOOP_FLWR_AID, run.node)
+    run.state.delete_node(constant.NOOP_FLWR_AID, run.node)
     assert run.send(run.node) == ""
     assert run.objects == 0
 

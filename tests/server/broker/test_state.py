@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from hyperbloom.server.broker import state as superlink_state
-from hyperbloom.server.broker.flower import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from hyperbloom.server.broker.flower import constant
 from hyperbloom.server.broker.hosted import Hosted
 from hyperbloom.server.broker.state import State, state_factory
 
@@ -24,7 +24,7 @@ class Link:
         self.latest: list[bool] = []  # what each wait that has ended returned
 
     def node(self, key: bytes) -> int:
-        node = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+        node = self.state.create_node(constant.NOOP_FLWR_AID, constant.NOOP_ACCOUNT_NAME, key, 0)
         assert self.state.activate_node(node, 30)
         return node
 
@@ -131,7 +131,7 @@ def test_a_second_call_a_new_session_a_revocation_and_the_end_end_a_wait(link: L
     assert ended(third)
     link.state.note_answer(node, link.state.get_message_ins(node, 1)[0].metadata.message_id)
     fourth, _ = link.wait(node)
-    link.state.delete_node(NOOP_FLWR_AID, node)
+    link.state.delete_node(constant.NOOP_FLWR_AID, node)
     assert ended(fourth)
     other = link.node(b"b")
     fifth, _ = link.wait(other)
@@ -143,7 +143,7 @@ def test_a_second_call_a_new_session_a_revocation_and_the_end_end_a_wait(link: L
 def test_a_node_that_is_gone_gets_no_order_and_leaves_none(link: Link) -> None:
     node = link.node(b"a")
     link.send(node)
-    link.state.delete_node(NOOP_FLWR_AID, node)
+    link.state.delete_node(constant.NOOP_FLWR_AID, node)
     assert link.send(node) == ""
     assert link.state.get_message_ins(node, None) == []
     assert not link.state._queues
