@@ -37,7 +37,11 @@ THIS_IMPORT = secrets.token_hex(8)  # with its number it tells a process, forked
 SOON_S = 2.0  # until the next try of a heartbeat that failed
 
 os.environ.setdefault("GRPC_VERBOSITY", "error")  # for a person the client's own lines are enough
-_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", 3_600_000),  # gRPC then gives up a connection on which nothing arrives there for 20 s
+]
 
 
 class Connection:

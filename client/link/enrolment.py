@@ -29,8 +29,11 @@ def enrol(address: str, text: str | None, name: str, folder: Path) -> dict[str, 
         ConfigError: the token is damaged.
         ConnectionFailed: nothing answers, or the server is another one than the token's.
     """
-    here = folder / "servers" / re.sub(r"[^A-Za-z0-9.-]", "_", address)
-    ca, key, token = here / "ca.pem", here / "key.pem", Token.parse(text) if text else None
+    here, token = folder / "servers" / re.sub(r"[^A-Za-z0-9.-]", "_", address), Token.parse(text) if text else None
+    known = [each.parent for each in folder.glob("servers/*/ca.pem") if not token or server_of(each) == token.server]
+    if len(known) == 1:
+        here = known[0]  # the server may have moved; its certificate says that it is the same
+    ca, key = here / "ca.pem", here / "key.pem"
     if token and server_of(ca) != token.server:
         content = _ca(address, token.server)
         write_private_key(key, make_key())
@@ -43,9 +46,9 @@ def enrol(address: str, text: str | None, name: str, folder: Path) -> dict[str, 
 def _ca(address: str, expected: str) -> bytes:
     """Wait for a server; return the CA's certificate in PEM that it shows, if it has the expected fingerprint."""
     place, told = place_of(address), False
-    while not (shown := shown_certificates(*place, PROBE_S)) and not _answers(place):
+    while not (shown := shown_certificates(*place, PROBE_S)) and (why := _refused(place)):
         if not told:
-            log.warning("%s does not answer; trying until it does (Ctrl-C leaves)", address)
+            log.warning("%s does not answer (%s); trying until it does (Ctrl-C leaves)", address, why)
         told = True
         time.sleep(RETRY_S)
     for each in shown:
@@ -55,11 +58,10 @@ def _ca(address: str, expected: str) -> bytes:
     raise ConnectionFailed(f"--token: {address} {what}; nothing was sent to it. Ask whoever runs the server")
 
 
-def _answers(place: tuple[str, int]) -> bool:
+def _refused(place: tuple[str, int]) -> str:
+    """Return why no connection can be made; an empty text if one can."""
     try:
         socket.create_connection(place, PROBE_S).close()
-    except socket.gaierror as error:
-        raise ConnectionFailed(f"--server: {place[0]}: {error.strerror}") from None
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

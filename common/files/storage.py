@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -22,6 +22,9 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.chmod(temporary, mode)
+            if hasattr(os, "geteuid") and os.geteuid() == 0:  # the owner of the folder runs the server that reads it
+                with suppress(PermissionError):  # in a namespace, or on a share, root may not
+                    os.fchown(descriptor, *path.parent.stat()[4:6])
             file.write(content)
             file.flush()
             os.fsync(descriptor)

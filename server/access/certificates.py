@@ -66,6 +66,8 @@ def init(folder: Path, hosts: Sequence[str], days: int = SERVER_DAYS, force: boo
     """
     files = Certificates(folder)
     _alternatives(hosts)  # may raise, so do it before writing
+    if files.ca.is_file() and files.ca_key.is_file() and not files.server.exists() and not force:
+        return renew(folder, hosts, days)  # it was stopped in the middle
     there = [path.name for path in (files.ca, files.ca_key, files.server, files.server_key) if path.exists()]
     if there and not force:
         raise ConfigError(

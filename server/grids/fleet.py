@@ -60,13 +60,18 @@ class Machines(Section):
         return host or ("127.0.0.1" if about.data["insecure"] or about.data["engine"] == "inline" else "0.0.0.0")
 
     @property
+    def listening(self) -> str:
+        """Return where the server listens, as gRPC reads it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def address(self) -> str:
         """Return the address for clients on other machines.
 
         It is a name that the certificate was made for, else an address that it has, one of this machine's if there is.
         """
         if self.host not in ("0.0.0.0", "::"):
-            return f"{self.host}:{self.port}"
+            return self.listening
         server = Certificates(self.certs).server
         known = [] if self.insecure or not server.is_file() else tls.names(tls.read_certificate(server, "server.pem"))
         own, here = tls.own_addresses(), socket.gethostname()
@@ -201,11 +206,11 @@ def open_superlink(
         return
     if not files and not is_loopback(machines.host):
         say("--insecure: everyone on the network can read and forge what is sent", "yellow")
-    say(f"listening at {machines.host}:{machines.port}")
+    say(f"listening at {machines.listening}")
     if machines.serve_backbone and not backbone:
         raise ConfigError("--serve-backbone: expected the run's backbone: --set backbone=FOLDER")
     served = Path(backbone) if backbone and machines.serve_backbone else None
-    with superlink(f"{machines.host}:{machines.port}", folder, files, tell, keys, served) as grid:
+    with superlink(machines.listening, folder, files, tell, keys, served) as grid:
         yield grid
 
 

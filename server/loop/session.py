@@ -11,7 +11,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.data.schema import load_schema, read_schema
-from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.common.models import find_model, full_layout, model_names
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
@@ -110,7 +110,11 @@ class Session:
         if resumed:
             known, self.federation.round = len(self.roster), max(0, resumed.progress.round)
             self.federation.admission.restore(self.roster, resumed.tensors)
-            self._gather(known, max(1, resumed.here))
+            try:
+                self._gather(known, max(1, resumed.here))
+            except CohortError as error:  # who has left meanwhile is missed as within a run
+                self._tell(f"{str(error).partition('. ')[0]}; going on without the others")
+                self._gather(known, 1)
         elif phase == 0:
             next(self.federation.admission.checked(self.roster), None)  # the clients of `init_from` decide for others
             self._gather(len(self.roster), self.config.clients)

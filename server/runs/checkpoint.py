@@ -83,6 +83,7 @@ def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
         ConfigError: no checkpoint is usable, the configuration has changed, or the run is complete.
     """
     sound: list[tuple[Checkpoint, dict[str, Any]]] = []
+    damaged: list[Path] = []
     for path in reversed(_all(folder)):
         try:
             checkpoint, body = _read(folder, path)
@@ -90,7 +91,7 @@ def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):  # it may be readable next time
                 raise ConfigError(f"--resume: cannot read {path}: {error.strerror}") from None
             say(f"{path} cannot be used ({' '.join(str(error).split())}); going back to the one before")
-            _delete(path)
+            damaged.append(path)
             continue
         if body["config"] != _digest(dump_run_config(config).encode()):
             raise ConfigError(
@@ -102,6 +103,8 @@ def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
         sound.append((checkpoint, body))
     if not sound:
         raise ConfigError(f"--resume: expected a checkpoint in {folder / 'checkpoints'}, found none that can be used")
+    for path in damaged:  # not before another one is sound: what it lacks may be in a backup
+        _delete(path)
     chosen, body = sound[0]
     if chosen.phase > len(config.baselines):
         raise ConfigError(f"--resume: the run in {folder} is complete; there is nothing to go on with")

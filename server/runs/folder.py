@@ -60,7 +60,8 @@ def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path
     try:
         chosen.mkdir(parents=True, exist_ok=True, mode=0o750)  # it tells of clients; others on a machine need not know
         found = {path.name for path in chosen.iterdir()}
-        early = {name for name in found if name in ("checkpoints", "initial") or name.startswith("track-")}
+        ours = {"checkpoints", "initial"} | ({"config.yaml"} if "checkpoints" in found else set())
+        early = {name for name in found if name in ours or name.startswith("track-")}
         if found and not (anew and ("environment.json" in found or found == early)):
             raise ConfigError(
                 f"--run-dir: expected a new or empty folder, found files in {chosen}; name another one, or "

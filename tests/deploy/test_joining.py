@@ -126,10 +126,11 @@ def test_systemd(machine: Machine) -> None:
         for line in (TOP / "deploy/systemd/client.env").read_text().splitlines()
         if not line.startswith("#")
     )
-    own = shown | {"JOIN": shown["JOIN"].replace("HB1.IKaQ...", machine.token()), "FLAGS": " ".join(DATA)}
+    token = {"HYPERBLOOM_TOKEN": shown.pop("HYPERBLOOM_TOKEN").replace("HB1.IKaQ...", machine.token())}
+    own = shown | {"JOIN": "", "FLAGS": " ".join(DATA)}
     for name in ("ward-7", "ward-8"):
         command, environment = unit("hyperbloom-client", name, machine, own)
-        machine.start([word for word in command if word != "--stay"], **environment)
+        machine.start([word for word in command if word != "--stay"], **environment, **token)
     machine.check({"ward-7", "ward-8"}, machine.folder / "var/lib/hyperbloom/certs/clients.json")
 
 
@@ -152,6 +153,7 @@ def test_kubernetes(machine: Machine) -> None:
     for name in ("ward-7", "ward-8"):
         line = machine.run(["flower-server", "clients", "invite", name, "--certs", "/runs/certs"])
         words = [word for word in client["args"] if word != "--stay" and not word.startswith("--data")]
-        told = [word.replace("$(TOKEN)", machine.token(line)).replace("ward-7", name) for word in words]
-        machine.start([word.replace("/state", f"/state/{name}") for word in told] + DATA)
+        told = [word.replace("ward-7", name).replace("/state", f"/state/{name}") for word in words]
+        token = {each["name"]: machine.token(line) for each in client["env"]}
+        machine.start(told + DATA, **token)
     machine.check({"ward-7", "ward-8"}, machine.folder / "runs/certs/clients.json")

@@ -277,6 +277,21 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(
     assert_same(crashed, six_rounds)
 
 
+def test_checkpoints_of_which_none_can_be_used_stay_for_whoever_mends_the_folder(
+    six_rounds: Path, tmp_path: Path
+) -> None:
+    """A copy that was made while the run went on has newer checkpoints than lines."""
+    crashed = tmp_path / "crashed"
+    shutil.copytree(killed_after(six_rounds, 5), crashed)
+    lines = (crashed / "metrics.jsonl").read_bytes()
+    (crashed / "metrics.jsonl").write_bytes(b"")
+    with pytest.raises(ConfigError, match="found none that can be used"):
+        go_on(crashed, SIX_ROUNDS)
+    (crashed / "metrics.jsonl").write_bytes(lines)
+    assert not go_on(crashed, SIX_ROUNDS)
+    assert_same(crashed, six_rounds)
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "clients.jsonl"])
 def test_a_checkpoint_whose_lines_are_not_all_there_is_left_for_the_one_before(
     six_rounds: Path, tmp_path: Path, name: str

@@ -85,6 +85,41 @@ def test_a_token_of_another_ca_takes_the_place_of_what_is_there(
     call(address, again)
 
 
+@pytest.mark.parametrize("shown", [True, False], ids=["with its token", "without a token"])
+def test_a_server_that_has_moved_knows_its_clients(
+    server: tuple[str, Certificates], tmp_path: Path, shown: bool
+) -> None:
+    address, files = server
+    token = str(Invitations(files).invite(None, 2, 60))
+    before = enrol(address, token, "ward-7", tmp_path / "state")
+    call(address, before)
+    moved = enrol(address.replace("127.0.0.1", "localhost"), token if shown else None, "ward-7", tmp_path / "state")
+    assert moved["key"] == before["key"] and moved["root_certificates"] == before["root_certificates"]
+    call(address, moved)
+    assert list(ClientRegistry(files.clients).keys().values()) == ["ward-7"]
+
+
+def test_a_name_that_cannot_be_looked_up_yet_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a machine starts before its network."""
+    monkeypatch.setattr("hyperbloom.client.link.enrolment.RETRY_S", 0.01)
+    files, port, calls = init(tmp_path / "certs", []), free_port(), []
+
+    def connect(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) < 4:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        one, other = socket.socketpair()
+        other.close()
+        return one
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(ConnectionFailed, match="does not speak TLS"):
+        enrol(f"gpu-box:{port}", str(Invitations(files).invite(None, 1, 60)), "a", tmp_path)
+    assert "does not answer (Temporary failure in name resolution); trying until it does" in caplog.text
+
+
 def test_a_bad_token_is_one_line_on_both_sides(
     server: tuple[str, Certificates], tmp_path: Path, said: list[str]
 ) -> None:
@@ -135,5 +170,5 @@ def test_a_port_without_tls_is_told_and_a_server_that_is_not_there_yet_is_waited
     over.set()
     later.join()
     assert [each.message for each in caplog.records] == [
-        f"127.0.0.1:{port} does not answer; trying until it does (Ctrl-C leaves)"
+        f"127.0.0.1:{port} does not answer (Connection refused); trying until it does (Ctrl-C leaves)"
     ]

@@ -105,6 +105,15 @@ def test_permissions_are_what_was_asked_for_whatever_the_umask(tmp_path: Path, u
     assert (mode(tmp_path / "secret.json"), mode(tmp_path / "public")) == (0o600, 0o644)
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
+def test_what_root_writes_belongs_to_the_owner_of_the_folder(tmp_path: Path) -> None:
+    """Else a server that runs as another user could not read who was revoked."""
+    os.chown(tmp_path, 12345, 54321)
+    write_bytes(tmp_path / "clients.json", b"{}", mode=0o600)
+    found = (tmp_path / "clients.json").stat()
+    assert (found.st_uid, found.st_gid) == (12345, 54321)
+
+
 def test_a_secret_is_never_readable_by_others_not_even_while_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

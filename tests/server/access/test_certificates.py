@@ -57,6 +57,20 @@ def files(tmp_path: Path) -> Certificates:
     return init(tmp_path / "certs", ["gpu-box.example", "10.0.0.5", "2001:db8::1"], days=30)
 
 
+@pytest.mark.parametrize("there", [("ca.pem", "ca.key"), ("ca.pem", "ca.key", "server.key")])
+def test_init_goes_on_where_it_was_stopped(tmp_path: Path, there: tuple[str, ...]) -> None:
+    files = init(tmp_path / "certs", ["a.example"])
+    ca = files.ca.read_bytes()
+    for name in {"server.pem", "server.key"} - set(there):
+        (tmp_path / "certs" / name).unlink()
+    files.server.unlink(missing_ok=True)
+    again = init(tmp_path / "certs", ["a.example"])
+    assert again.ca.read_bytes() == ca
+    assert "a.example" in names(certificates.read_certificate(again.server, "server.pem"))
+    with pytest.raises(ConfigError, match=r"holds .* already"):
+        init(tmp_path / "certs", ["a.example"])
+
+
 def test_a_client_with_the_ca_trusts_the_server_under_each_of_its_names(files: Certificates) -> None:
     for host in ("localhost", "127.0.0.1", "::1", socket.gethostname(), "gpu-box.example", "10.0.0.5", "2001:db8::1"):
         shake_hands(files, files.ca, host)

@@ -22,6 +22,13 @@ def test_the_log_of_a_run_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "line 999 of" in (tmp_path / "server.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("host", "place"), [("::1", "[::1]:9092"), ("::", "[::]:9092"), ("127.0.0.1", "127.0.0.1:9092")]
+)
+def test_an_address_of_ipv6_is_in_brackets(host: str, place: str) -> None:
+    assert Machines(host=host, port=9092).listening == place
+
+
 def test_clients_dial_the_name_that_the_certificate_was_made_for(tmp_path: Path) -> None:
     init(tmp_path / "named", ["fed.hospital.example"])
     named = Machines(host="0.0.0.0", port=9092, certs=tmp_path / "named")

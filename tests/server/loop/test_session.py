@@ -195,6 +195,19 @@ def test_a_run_that_goes_on_says_how_far_it_has_gone_back(
     assert {order.scope.rewound for order in again.of(TrainOrder)[2:]} == {(0,)}
 
 
+def test_a_run_goes_on_without_a_client_that_left_while_the_server_was_down(
+    config: RunConfig, watched: WatchedGrid, tmp_path: Path
+) -> None:
+    heard = Heard()
+    Session(config, watched, "run", [heard]).run()
+    again = WatchedGrid(inline_grid(config, tmp_path))
+    again._contexts.popitem()
+    resume = Resume(heard.checkpoints[1], [(0, 0), (0, 1)], [(0, 1)])
+    results = Session(config, again, "run", [went_on := Heard()], resume=resume).run()
+    assert list(results) == ["fedavg", "local"] and "fedavg 2" in went_on.said
+    assert len(again.of(TrainOrder)) == 3, "one client in each of the rounds that were left"
+
+
 def test_clients_hear_of_the_end_of_a_run_that_fails_and_keep_what_they_have(
     config: RunConfig, watched: WatchedGrid
 ) -> None:

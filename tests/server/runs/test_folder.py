@@ -125,6 +125,7 @@ def test_files_of_a_run_that_never_began_are_taken_and_others_are_not(tmp_path: 
     (ours / "track-mlflow.log").touch()
     assert new_run_folder(ours, "local", anew=True) == ours
     (ours / "config.yaml").touch()
+    assert new_run_folder(ours, "local", anew=True) == ours, "the disk was full before the next file"
     (ours / "environment.json").touch()
     assert new_run_folder(ours, "local", anew=True) == ours
     others.mkdir()
