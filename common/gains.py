@@ -64,6 +64,15 @@ def interval(
     return float(low), float(high)
 
 
+def students(values: np.ndarray) -> tuple[float, float, float]:
+    """Return the mean over clients and its 95 % interval by Student's t: over few clients a bootstrap is too short."""
+    from scipy.stats import t
+
+    count, mean = len(values), float(values.mean())
+    half = float(t.ppf(0.975, count - 1) * values.std(ddof=1) / np.sqrt(count))
+    return mean, mean - half, mean + half
+
+
 def sentence(name: str, gain: Gain, metric: str) -> str:
     """Return the answer to whether the federation pays for a client."""
     if gain.chosen == "alone":
@@ -84,8 +93,7 @@ def of_all(gains: Iterable[Gain], metric: str) -> str:
     better, lone = sum(one.low > 0 for one in gains), sum(one.chosen == "alone" for one in gains)
     if lone == len(gains):
         return "1 client keeps what it trained alone" if lone == 1 else f"{lone} clients keep what they trained alone"
-    bounds = interval(lambda rows: float(values[rows].mean()), len(values)) if len(values) > 1 else ()
-    shown = _shown((float(values.mean()), *bounds), metric)
+    shown = _shown(students(values) if len(values) > 1 else (float(values.mean()),), metric)
     verbs = ("gains", "gain") if scale_of(metric).rises else ("has", "have")
     who = f"1 client {verbs[0]}" if len(gains) == 1 else f"{len(gains)} clients {verbs[1]}"
     text = f"{who} {shown} on average: {better} gain for sure, {lone} keep what they trained alone"

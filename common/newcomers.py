@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hyperbloom.common.gains import interval
+from hyperbloom.common.gains import students
 from hyperbloom.common.metrics import scale_of, title_of
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -32,7 +32,7 @@ class Expectation:
         held_out: number of clients that never trained.
         share: of the written model in what a newcomer gets.
         test: the mean of the selecting metric over held-out clients on test examples, by share; shares in percent.
-        low: the 95 % interval of that mean for what a newcomer gets, by a bootstrap over clients, ends at `high`.
+        low: the 95 % interval of that mean for what a newcomer gets, by Student's t over clients, ends at `high`.
     """
 
     trained: int
@@ -55,7 +55,8 @@ def expect(val: Sequence[Sequence[float]], test: Sequence[Sequence[float]], trai
     values, found = scale.factor * values, np.array(val).mean(1)
     best, count = int(np.argmax(found if scale.rises else -found)), values.shape[1]
     chosen = values[best]
-    low, high = interval(lambda rows: float(chosen[rows].mean()), count) if count > 1 else (chosen[0], chosen[0])
+    _, *bounds = students(chosen) if count > 1 else (0.0, chosen[0], chosen[0])
+    low, high = np.clip(bounds, 0, 100) if scale.percent else bounds  # over two clients it may reach beyond any share
     means = tuple(float(mean) for mean in values.mean(1))
     return Expectation(trained, count, SHARES[best], means, float(low), float(high))
 

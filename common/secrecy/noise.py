@@ -125,5 +125,5 @@ def promise(privacy: PrivacyConfig, releases: int) -> tuple[str, ...]:
     return (
         f"a client that was asked {releases} times has ({epsilon:.4g}, {privacy.delta:g})-differential privacy: {told}",
         f"changes are clipped to a norm of {privacy.clip:g}; Gaussian noise of {privacy.noise:g} times that; {where}",
-        f"composed over all times, baselines' and repeated rounds included; {_LIMITS}",
+        f"composed over all times, baselines' and repeated rounds included, but not over earlier runs; {_LIMITS}",
     )

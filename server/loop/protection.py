@@ -64,8 +64,9 @@ class Protection:
         privacy, codec, sends = self.config.privacy, self._codec, self._reply != "nothing"
         on_client, noisy = privacy.where == "client", sends and privacy.where != "none"
         noise = Noise(privacy.clip, privacy.noise) if on_client and sends else None
-        # Where changes are hidden, an algorithm that receives none must not learn losses either.
-        quiet = not sends and (on_client or self.config.secure_aggregation)
+        # Where changes are hidden, an algorithm that receives none must not learn losses either. Where the server adds
+        # the noise, a training that diverges must not take it away: of a cohort of one there would be no change at all.
+        quiet = privacy.where == "server" or (not sends and (on_client or self.config.secure_aggregation))
 
         def orders(clients: Sequence[Client]) -> list[TrainOrder]:
             for listener in self._listeners if noisy else ():

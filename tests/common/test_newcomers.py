@@ -1,6 +1,7 @@
 """What a newcomer may expect: the choice, its figures, and the sentence."""
 
 import pytest
+from scipy.stats import sem, t
 
 from hyperbloom.common.newcomers import ENOUGH, SHARES, Expectation, expect, says
 
@@ -11,7 +12,9 @@ def test_validation_chooses_and_test_examples_tell_what_to_expect() -> None:
     found = expect(val, test, 20, "accuracy")
     assert (found.trained, found.held_out, found.share) == (20, 2, 0.5)
     assert found.test == pytest.approx((90, 80, 60, 40, 20))
-    assert (found.low, found.high) == pytest.approx((50, 70))  # of two clients, one resample in four has one alone
+    assert (found.low, found.high) == (0, 100), "two clients that differ by 20 points say nothing of a third"
+    four = expect([[0.7] * 4] * 5, [[0.5, 0.6, 0.7, 0.8]] * 5, 20, "accuracy")
+    assert (four.low, four.high) == pytest.approx(t.interval(0.95, 3, 65, scale=sem([50, 60, 70, 80])))
 
 
 def test_of_equally_good_models_the_one_nearer_to_the_common_one_is_taken() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hyperbloom.client.work import training
 from hyperbloom.common.compression import Codec
-from hyperbloom.common.config import PrivacyConfig, RunConfig
+from hyperbloom.common.config import LocalConfig, PrivacyConfig, RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.secrecy import noise as privacy
@@ -221,6 +221,17 @@ def test_one_client_moves_a_private_average_by_its_share_of_the_norm(tmp_path: P
     moved = float((federation.algorithm.global_weights - before).norm())
     assert 0.001 < moved <= 0.01 * 1.001
     assert sorted(federation.released) == ["client-0", "client-1", "client-2"]
+
+
+def test_noise_on_the_server_does_not_depend_on_whether_a_training_diverges(tmp_path: Path) -> None:
+    """Of a cohort of one nothing would be summed: a model that has not moved would tell of this client's data."""
+    dp = PrivacyConfig(where="server", clip=0.01, noise=10.0)
+    diverging = config_for("fedavg", privacy=dp, local=LocalConfig(steps=2, learning_rate=1e30))
+    federation = digits_federation(diverging, tmp_path)
+    before = federation.algorithm.global_weights.clone()
+    federation.run()
+    moved = federation.algorithm.global_weights - before
+    assert float(moved.norm()) == pytest.approx(0.01 * 10 * math.sqrt(moved.numel()) / diverging.cohort, rel=0.05)
 
 
 def test_local_learns_the_same_in_silence(tmp_path: Path) -> None:
