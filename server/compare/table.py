@@ -112,9 +112,8 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def plus_minus(mean: float, deviation: float | None, scale: Scale = scale_of("accuracy")) -> str:  # noqa: B008 - frozen
-    """Return a mean as text, with its deviation if there is one: two decimals of percent, or four digits."""
-    digits = ".2f" if scale.percent else ".4g"
-    return f"{mean:{digits}}" if deviation is None else f"{mean:{digits}} +- {deviation:{digits}}"
+    """Return a mean as text, with its deviation if there is one; percent has two decimals."""
+    return " +- ".join(scale.cell(value, 2) for value in (mean, deviation) if value is not None)
 
 
 def _shown(row: Mapping[str, Any], scale: Scale) -> list[str]:

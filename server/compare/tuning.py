@@ -96,7 +96,8 @@ def tune(
 
 
 def _shown(score: float, metric: str) -> str:
-    return "inf" if score == WORST else f"{score if scale_of(metric).rises else -score:.4g}"
+    scale = scale_of(metric)
+    return "inf" if score == WORST else scale.cell(score if scale.rises else -score, 2)
 
 
 def _score(cell: Cell) -> float:

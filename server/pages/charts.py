@@ -74,8 +74,11 @@ def lines(
             x, y = frame.at(*point)
             points.append(tag("circle", tag("title", note), cx=x, cy=y, r=radius, class_=f"dot {style}"))
     marks = [*frame.axes(below, unit), *areas, *reversed(curves), *points]
+    cell = Scale(percent=percent).cell
     said = "; ".join(
-        f"{each.name} goes from {each.points[0][1]:.3g} to {each.points[-1][1]:.3g}" for each in series if each.points
+        f"{each.name} goes from {' to '.join(cell(each.points[end][1]) for end in (0, -1))}"
+        for each in series
+        if each.points
     )
     return picture(name, title, f"{said} ({unit})", (frame.width, frame.height), marks)
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 from torch import Tensor
 
+from hyperbloom.common.metrics import figure
 from hyperbloom.common.tasks import GRID, REACH, TaskSpec, make_task
 from hyperbloom.common.tasks.measures import regrouped
 from hyperbloom.server.pages.charts import STYLES, Series, lines
@@ -79,7 +80,7 @@ def _against(grids: Tensor, means: Sequence[float], deviations: Sequence[float])
         marks.append(frame.line([(low, low), (high, high)], "s1 other"))
         said = "dots on the line are right; a larger dot is more examples"
         chart = picture(f"target-{target}", "Target against prediction", said, (frame.width, frame.height), marks)
-        told = f"All clients' test examples, in cells of {side:.3g}. On the line predictions are right."
+        told = f"All clients' test examples, in cells of {figure(side)}. On the line predictions are right."
         yield ScoreChart(
             f"Target {target} against prediction" if len(grids) > 1 else "Target against prediction",
             chart,

@@ -178,7 +178,7 @@ def test_the_page_needs_nothing_else_and_says_what_the_table_says(out: Path) -> 
     assert len(page.styled("band")) == len(rows), "the range over seeds"
     curves = list(csv.DictReader(io.StringIO((out / "curves.csv").read_text())))
     first = np.mean([float(row["test_mean"]) for row in curves if (row["strategy"], row["round"]) == ("pfedhn", "2")])
-    assert f"pfedhn goes from {first:.3g} to " in page.text
+    assert f"pfedhn goes from {first:.1f} to " in page.text
 
 
 # ---------------------------------------------------------------------- going on
