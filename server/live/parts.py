@@ -9,11 +9,11 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.gains import of_all
 from hyperbloom.common.metrics import axis_of
 from hyperbloom.server.live.run import LiveRun
-from hyperbloom.server.pages.charts import Series, lines, plane
+from hyperbloom.server.pages.charts import Series, classes_of, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, read_embeddings
 from hyperbloom.server.pages.page import render_blocks
 from hyperbloom.server.runs.lines import REPORT, read_gains
-from hyperbloom.server.runs.recorded import read_members
+from hyperbloom.server.runs.recorded import Member, read_members
 from hyperbloom.server.watch.board import Board, Standing, amount, duration
 
 ROWS = 60
@@ -29,7 +29,8 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
     courses = [course for course in run.courses.values() if course.means]
     alone = run.courses.get("local")
     told = read_gains(run.folder)
-    novel = {member.name for member in read_members(run.folder).clients if run.config.is_novel(member.row)}
+    members = read_members(run.folder).clients
+    novel = {member.name for member in members if run.config.is_novel(member.row)}
     gains = run.main.gains_over(alone) if alone and alone is not run.main else {}
     gains = {who: gain for who, gain in gains.items() if who not in novel}  # alone they have no model
     return render_blocks(
@@ -46,7 +47,7 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
         gaining=sum(gain > 0 for gain in gains.values()),
         in_trouble=sum(not client.well for client in run.main.clients.values() if client.left_out),
         events=list(run.events)[: -EVENTS_SHOWN - 1 : -1],
-        map=_map(run, name),
+        **_map(run, name, members),
         has_report=(run.folder / REPORT).is_file(),
         amount=amount,
         duration=duration,
@@ -84,12 +85,12 @@ def _in_order(course: Board, gains: Mapping[str, float]) -> list[tuple[str, Stan
     return sorted(course.clients.items(), key=key)
 
 
-def _map(run: LiveRun, name: str) -> Markup | None:
-    """Return the clients' embeddings in a plane, or None without any."""
+def _map(run: LiveRun, name: str, members: Sequence[Member]) -> Mapping[str, object]:
+    """Return the clients' embeddings in a plane as `map`, None without any, and what its colours mean."""
     embeddings = read_embeddings(run.folder / "hypernetwork.safetensors")
-    members = read_members(run.folder).clients
     if embeddings is None or not 2 <= len(embeddings) == len(members) <= MAPPED:
-        return None
+        return {"map": None}
     points, axes = flatten_by_pca(embeddings)
-    accuracy = {each: client.accuracy for each, client in run.main.clients.items() if client.accuracy is not None}
-    return plane(f"{name}-map", "Embeddings by PCA", points, members, accuracy, axes, run.main.scale)
+    scored = {each: client.accuracy for each, client in run.main.clients.items() if client.accuracy is not None}
+    drawn = plane(f"{name}-map", "Embeddings by PCA", points, members, scored, axes, run.main.scale)
+    return {"map": drawn, "scored": scored, "classes": classes_of(members)}

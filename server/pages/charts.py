@@ -1,8 +1,9 @@
 """The charts of reports and comparisons as inline SVG. Nothing here reads files."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from markupsafe import Markup
@@ -16,11 +17,14 @@ from hyperbloom.server.runs.recorded import Member
 SHADES = 9
 """Number of shades from low to high."""
 
-STYLES = 8
-"""Number of strategy colours; the ninth strategy has the first colour again."""
+STYLES = 12
+"""Number of strategy colours; the thirteenth strategy has the first colour again."""
 
 NAMED = 12
 """Most clients whose points have names beside them."""
+
+LETTER = 3.9
+"""Half the width of a letter of a map's names, where they are largest."""
 
 PIES = 300
 """Most clients whose points are pies of their classes."""
@@ -48,11 +52,18 @@ class Series:
 
 
 def lines(
-    name: str, title: str, unit: str, series: Sequence[Series], percent: bool = False, below: str = "round"
+    name: str,
+    title: str,
+    unit: str,
+    series: Sequence[Series],
+    percent: bool = False,
+    below: str = "round",
+    counts: bool = False,
 ) -> Markup:
     """Return a line chart, `name` unique in the page; the first line is bold, and the index decides the colour.
 
-    With `percent`, the axis ends at 100 and starts at a round number; otherwise it starts at 0.
+    With `percent`, the axis ends at 100 and starts at a round number; otherwise it starts at 0. With `counts`, it has
+    whole numbers. Lines of a single point are dots.
     """
     edges = [edge for each in series for band in each.bands for edge in band]
     dots = [[point for point, _ in each.dots] for each in series]
@@ -65,15 +76,19 @@ def lines(
     frame = Frame((first, low), (max(last, first + 1), high if high > low else 1.0), height=350.0 if percent else 240.0)
     areas, curves, points = [], [], []
     for index, each in enumerate(series):
-        style, radius = style_of(index), 4.5 if len(each.dots) == 1 else 2.5
+        style, dots = (
+            style_of(index),
+            each.dots or [(point, each.name) for point in each.points if len(each.points) == 1],
+        )
+        radius = 2.5 if len(dots) > 1 else 3.5 if index else 5.0  # those of others lie on it, and do not hide it
         for width, (lower, upper) in zip(("wide", "narrow"), each.bands, strict=False):
             areas.append(frame.band(thin(upper), thin(lower), f"{style} {width}"))
         if each.points:
             curves.append(frame.line(thin(each.points), f"{style} {'other' if index else 'main'}"))
-        for point, note in each.dots:
+        for point, note in dots:
             x, y = frame.at(*point)
             points.append(tag("circle", tag("title", note), cx=x, cy=y, r=radius, class_=f"dot {style}"))
-    marks = [*frame.axes(below, unit), *areas, *reversed(curves), *points]
+    marks = [*frame.axes(below, unit, counts=counts), *areas, *curves, *points]
     cell = Scale(percent=percent).cell
     said = "; ".join(
         f"{each.name} goes from {' to '.join(cell(each.points[end][1]) for end in (0, -1))}"
@@ -118,19 +133,47 @@ def plane(
     radius = float(np.clip(90 / math.sqrt(count), 2.5, 10))
     values = [accuracy[member.name] for member in members if member.name in accuracy] or [0.0]
     least, most = min(values), max(values)
+    spots = [(size / 2 + float(x), size / 2 - float(y)) for x, y in (points - middle) / reach * (size - 2 * margin)]
     marks = [tag("rect", x=1, y=1, width=size - 2, height=size - 2, rx=8, class_="ground")]
-    for member, (x, y) in zip(members, (points - middle) / reach * (size - 2 * margin), strict=True):
-        at = (size / 2 + float(x), size / 2 - float(y))
+    for member, at in zip(members, spots, strict=True):
         shade = f"q{_shade(accuracy[member.name], least, most)}" if member.name in accuracy else "none"
         marks.append(tag("g", tag("title", _told(member, accuracy, scale)), *_point(member, at, radius, shade, count)))
-        if count <= NAMED:
-            side, style = (-1, "tick end") if at[0] > size / 2 else (1, "tick")
-            text = member.name if len(member.name) <= 14 else f"{member.name[:13]}…"
-            marks.append(tag("text", text, x=at[0] + side * (radius + 5), y=at[1] + 4.5, class_=style))
-    for text, (x, y, style) in zip(axes, ((size - 10, size - 12, "end"), (12, 22, "")), strict=False):
-        marks.append(tag("text", text, x=x, y=y, class_=f"label {style}"))
+    boxes = [(x, y, radius, radius) for x, y in spots]
+    for text, (x, y, side) in zip(axes, ((size - 10, size - 12, -1), (12, 22, 1)), strict=False):
+        marks.append(tag("text", text, x=x, y=y, class_="label" if side > 0 else "label end"))
+        boxes.append((x + side * LETTER * len(text), y - 4.5, LETTER * len(text), 7.0))
+    if count <= NAMED:
+        marks.extend(_names(members, spots, radius, size, boxes))
     said = f"{count} clients; those whose embeddings are alike lie close together"
     return picture(name, title, said, (size, size), marks)
+
+
+def _names(
+    members: Sequence[Member], spots: Sequence[Point], radius: float, size: float, boxes: list[tuple[float, ...]]
+) -> Iterator[Markup]:
+    """Yield names beside points, but none that would cover one of `boxes`: middles, half widths and half heights."""
+    for member, (x, y) in zip(members, spots, strict=True):
+        text = shortened(member.name)
+        half, first, apart = LETTER * len(text), -1 if x > size / 2 else 1, radius + 5
+        places = product((first, -first, 0), (0.0, radius + 9, -radius - 9))
+        for side, under in sorted(places, key=all):  # those in a corner last
+            a, b = x + side * (apart + half), y + under
+            free = all(abs(a - c) >= half + wide or abs(b - d) >= 7 + high for c, d, wide, high in boxes)
+            if free and half < a < size - half and 8 < b < size - 8:
+                boxes.append((a, b, half, 7.0))
+                yield tag("text", text, x=x + side * apart, y=b + 4.5, class_=f"tick {('middle', '', 'end')[side]}")
+                break
+
+
+def shortened(name: str, most: int = 16) -> str:
+    """Return a name with dots in its middle if it is long: names of a federation often differ at their ends."""
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
+
+
+def classes_of(members: Sequence[Member]) -> list[tuple[int, Markup]]:
+    """Return the classes that clients disclose of their examples, each with its colour on a map."""
+    occurring = {label for member in members for label, share in enumerate(member.shares) if share > 0.005}
+    return [(label, class_colour(label)) for label in sorted(occurring)]
 
 
 def _told(member: Member, accuracy: Mapping[str, float], scale: Scale) -> str:

@@ -13,7 +13,7 @@ from hyperbloom.common.gains import of_all
 from hyperbloom.common.metrics import axis_of, scale_of, title_of
 from hyperbloom.common.newcomers import says
 from hyperbloom.common.program.names import by_number
-from hyperbloom.server.pages.charts import Series, class_colour, clients_in_order, lines, plane
+from hyperbloom.server.pages.charts import Series, classes_of, clients_in_order, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsne, read_embeddings
 from hyperbloom.server.pages.page import render
 from hyperbloom.server.pages.report_data import RunData, read_run_data
@@ -133,7 +133,9 @@ def _further(course: Course) -> Iterator[list[str]]:
 
 def _per_round(course: Course, what: str, values: Mapping[int, float]) -> Markup:
     points = [(line["round"], values.get(line["round"], 0)) for line in course.rounds]
-    return lines(what.replace(" ", "-"), f"{what} by round".capitalize(), what, [Series(what, points)])
+    return lines(
+        what.replace(" ", "-"), f"{what} by round".capitalize(), what, [Series(what, points)], counts="clients" in what
+    )
 
 
 def _kilobytes(line: Line, way: str) -> float:
@@ -148,9 +150,8 @@ def _map(run: RunData) -> dict[str, Any]:
     scale = run.main.scale
     points, axes = flatten_by_pca(embeddings)
     flat = flatten_by_tsne(embeddings)
-    occurring = {label for member in members for label, share in enumerate(member.shares) if share > 0.005}
     return {
         "pca": plane("pca", "Embeddings by PCA", points, members, accuracy, axes, scale),
         "tsne": None if flat is None else plane("tsne", "Embeddings by t-SNE", flat, members, accuracy, (), scale),
-        "classes": [(label, class_colour(label)) for label in sorted(occurring)],
+        "classes": classes_of(members),
     }

@@ -51,10 +51,10 @@ def _curves(bins: Tensor) -> list[ScoreChart]:
         calibration.append(Series(names[-1], [(10.0 * tenth + 5, share) for tenth, share in shares if share == share]))
     if not roc:
         return []
-    ideal = Series("chance", [(0.0, 0.0), (100.0, 100.0)])
+    chance, ideal = (Series(name, [(0.0, 0.0), (100.0, 100.0)]) for name in ("chance", "calibrated"))
     right, below = "true positives, %", "false positives, %"
     charts = [
-        ("ROC", lines("roc", "ROC curves", right, [*roc, ideal], percent=True, below=below), [*names, "chance"]),
+        ("ROC", lines("roc", "ROC curves", right, [*roc, chance], percent=True, below=below), [*names, "chance"]),
         (
             "Calibration",
             lines("calibration", "Calibration", "positive, %", [*calibration, ideal], True, "predicted probability, %"),

@@ -63,10 +63,10 @@ class Frame:
             self.height - self.bottom - up * (self.height - self.top - self.bottom),
         )
 
-    def axes(self, below: str, unit: str, whole: bool = True) -> list[Markup]:
-        """Return grid lines with numbers, `whole` ones below, and the labels of both axes."""
+    def axes(self, below: str, unit: str, whole: bool = True, counts: bool = False) -> list[Markup]:
+        """Return grid lines with numbers, `whole` ones below, `counts` beside, and the labels of both axes."""
         marks = []
-        for value in nice_ticks(self.low[1], self.high[1]):
+        for value in nice_ticks(self.low[1], self.high[1], counts):
             x, y = self.at(self.low[0], value)
             marks.append(tag("path", d=f"M{x:.1f} {y:.1f}H{self.width - self.right:.1f}", class_="grid"))
             marks.append(tag("text", f"{value:,.10g}", x=x - 7, y=y + 4.5, class_="tick end"))

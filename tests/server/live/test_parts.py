@@ -35,6 +35,7 @@ def test_figures_curve_map_and_gains(tmp_path: Path) -> None:
     assert "0 of 3 clients are ahead of local." in parts["figures"]
     assert parts["curve"].count('class="line') == 2  # pfedhn and local
     assert "<circle" in parts["map"]
+    assert "Coloured by test accuracy" in parts["map"] and '60.0 %<span class="ramp"></span>62.0 %' in parts["map"]
     assert "complete" in parts["head"] and "pfedhn, local" in parts["head"]
 
 

@@ -27,6 +27,7 @@ def test_perfect_scores_are_a_corner_and_calibrated() -> None:
     roc, calibration = score_charts(run("multilabel", 20 * (2 * labels - 1), labels))
     assert (roc.title, calibration.title) == ("ROC", "Calibration")
     assert roc.names == ["positive", "chance"] and calibration.names == ["positive", "calibrated"]
+    assert "chance goes from 0.0 to 100.0" in roc.chart and "calibrated goes from" in calibration.chart
     assert "goes from 0.0 to 100.0" in roc.chart and "disclosed" in roc.note
 
 
@@ -38,8 +39,8 @@ def test_labels_that_are_never_seen_have_no_curve() -> None:
 
 
 def test_chance_has_a_colour_of_its_own() -> None:
-    labels = torch.tensor([[0.0] * 9, [1.0] * 9])
-    roc, _ = score_charts(run("multilabel", torch.zeros(2, 9), labels))
+    labels = torch.tensor([[0.0] * 13, [1.0] * 13])
+    roc, _ = score_charts(run("multilabel", torch.zeros(2, 13), labels))
     assert len({style_of(index) for index, _ in enumerate(roc.names)}) == len(roc.names)
 
 
