@@ -82,7 +82,9 @@ def write_table(out: Path, cells: Sequence[Cell]) -> str:
         curve=_curves(results, name) if any(course.curve for _, course in chain(*results.values())) else None,
         metric=metric,
         scale=scale,
-        largest=100.0 if scale.percent else max((abs(row["mean"]) for row in rows), default=0.0) or 1.0,
+        largest=100.0
+        if scale.percent
+        else max([abs(row[of]) for row in rows for of in ("mean", "client_worst")]) or 1.0,
         remarks=remarks,
         shared=(out / "comparison.yaml").read_text(),
     )
