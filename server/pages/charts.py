@@ -76,16 +76,14 @@ def lines(
     frame = Frame((first, low), (max(last, first + 1), high if high > low else 1.0), height=350.0 if percent else 240.0)
     areas, curves, points = [], [], []
     for index, each in enumerate(series):
-        style, dots = (
-            style_of(index),
-            each.dots or [(point, each.name) for point in each.points if len(each.points) == 1],
-        )
-        radius = 2.5 if len(dots) > 1 else 3.5 if index else 5.0  # those of others lie on it, and do not hide it
+        style, single = style_of(index), [(point, each.name) for point in each.points if len(each.points) == 1]
+        marked = each.dots or single
+        radius = 2.5 if len(marked) > 1 else 3.5 if index else 5.0  # those of others lie on it, and do not hide it
         for width, (lower, upper) in zip(("wide", "narrow"), each.bands, strict=False):
             areas.append(frame.band(thin(upper), thin(lower), f"{style} {width}"))
         if each.points:
             curves.append(frame.line(thin(each.points), f"{style} {'other' if index else 'main'}"))
-        for point, note in dots:
+        for point, note in marked:
             x, y = frame.at(*point)
             points.append(tag("circle", tag("title", note), cx=x, cy=y, r=radius, class_=f"dot {style}"))
     marks = [*frame.axes(below, unit, counts=counts), *areas, *curves, *points]
@@ -148,8 +146,11 @@ def plane(
     return picture(name, title, said, (size, size), marks)
 
 
+_Box = tuple[float, float, float, float]
+
+
 def _names(
-    members: Sequence[Member], spots: Sequence[Point], radius: float, size: float, boxes: list[tuple[float, ...]]
+    members: Sequence[Member], spots: Sequence[Point], radius: float, size: float, boxes: list[_Box]
 ) -> Iterator[Markup]:
     """Yield names beside points, but none that would cover one of `boxes`: middles, half widths and half heights."""
     for member, (x, y) in zip(members, spots, strict=True):

@@ -72,6 +72,7 @@ def _page(run: RunData) -> bytes:
         of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
         advice=read_json(run.folder / ADVICE, None),
         newcomers=says(chosen.newcomers, chosen.metric) if chosen and chosen.newcomers else "",
+        novel={member.name for member in members if run.config.is_novel(member.row)},
         gaps=[sign * (value - of_rival[name]) for name, value in of.items() if name in of_rival],
         left=sum(map(asked, main.rounds)) - main.trained,
         curve=_curve(run) if run.spreads else None,
@@ -113,7 +114,8 @@ def _curve(run: RunData) -> Markup:
 
 def _share(run: RunData) -> Callable[[float], float]:
     """Return the function from a client's value to the length of its bar, from 0 to 1."""
-    values = [abs(value) for course in run.courses for value in course.accuracy.values()]
+    courses = run.courses
+    values = [abs(value) for each in courses for value in (*each.accuracy.values(), *each.novel.values())]
     most = 100.0 if run.main.scale.percent else max(values, default=0.0) or 1.0
     return lambda value: max(0.0, value / most)
 

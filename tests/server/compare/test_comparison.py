@@ -445,6 +445,8 @@ def test_clients_that_were_not_evaluated_are_told(copy: Path) -> None:
     more = replace(cell, config=cell.config.model_copy(update={"clients": 4}))
     assert "evaluated" not in write_table(copy, [cell])
     assert "local-seed0: 3 of 4 clients were evaluated\n" in write_table(copy, [more])
+    novel = replace(cell, config=more.config.model_copy(update={"novel": 25}))
+    assert "evaluated" not in write_table(copy, [novel]), "it has no model of its own"
 
 
 def test_bars_of_errors_are_as_long_as_the_largest_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,6 +195,10 @@ def test_novel_clients_are_scored_apart(tmp_path: Path) -> None:
     assert sorted(data.main.accuracy) == ["a", "b"]
     spreads = [(spread[0], spread[-1]) for spread in data.spreads.values()]
     assert spreads == [(20.0, 21.0), (40.0, 41.0), (60.0, 61.0)]
+    page = Page(write_report(tmp_path))
+    rows = page.tables["Test accuracy in percent, at the round that validation selected"]
+    assert [(row[0], row[3]) for row in rows[2:4]] == [("b", "61.0"), ("c (novel)", "62.0")]
+    assert page.text.count("c (novel)") == 2 and len(page.styled("bar s0")) == 3, "it has a bar, too"
 
 
 def test_what_a_newcomer_may_expect_is_said(tmp_path: Path) -> None:
