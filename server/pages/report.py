@@ -24,7 +24,7 @@ from hyperbloom.server.runs.recorded import flat, read_json, read_summary
 from hyperbloom.server.watch.board import amount, duration
 
 BARS = 24
-"""Most clients that have bars of their own."""
+"""Most clients that have bars of their own, and answers that are not folded away."""
 
 WORST = 8
 """Number of clients named beside a picture of all."""
@@ -55,6 +55,7 @@ def _page(run: RunData) -> bytes:
     scale = main.scale
     sign, of = (1 if scale.rises else -1), main.accuracy
     rival = max(rivals, key=lambda course: sign * course.metrics["test_mean"], default=None)
+    gains = sorted(run.gains.items(), key=lambda pair: by_number(pair[0]))
     of_rival = rival.accuracy if rival else {}
     return render(
         "report.html",
@@ -68,7 +69,8 @@ def _page(run: RunData) -> bytes:
         share=_share(run),
         further=list(_further(main)),
         curves=score_charts(run) if main.counts else [],
-        gains=sorted(run.gains.items(), key=lambda pair: by_number(pair[0]))[:ROWS],
+        gains=[(name, told.removeprefix(name).lstrip(": "), gain) for name, (told, gain) in gains[:ROWS]],
+        fold=len(gains) > BARS,
         of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
         advice=read_json(run.folder / ADVICE, None),
         newcomers=says(chosen.newcomers, chosen.metric) if chosen and chosen.newcomers else "",

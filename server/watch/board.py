@@ -149,8 +149,13 @@ class Board:
         number = self._evaluated["round"]
         pace = "before training"
         if number and self.pace:
-            pace = f"{self.pace:.1f} rounds/s  {(self.rounds - number) / self.pace:.0f} s left"
+            pace = f"{self._tempo()}  {duration((self.rounds - number) / self.pace)} left"
         return f"{self.name}: round {number}/{self.rounds}  {self.title} {_figures(self._evaluated)}  {pace}"
+
+    def _tempo(self) -> str:
+        """Return the pace as text, or nothing before the first round."""
+        rate = self.pace or 0.0
+        return f"{rate:.1f} rounds/s" if rate >= 1 else f"{duration(1 / rate)} a round" if rate else ""
 
     def render(self) -> RenderableType:
         """Return the board for a terminal. Its thread draws while others add lines and events."""
@@ -167,15 +172,13 @@ class Board:
         return Group(self._head(), rows)
 
     def _head(self) -> RenderableType:
-        rate = self.pace or math.inf
-        pace = f"{duration(1 / rate)} a round" if rate < 1 else f"{rate:.1f} rounds/s" if self.pace else ""
         left = f"{duration(self.seconds_left)} left" if self.seconds_left and not self.closed else ""
         head = Table.grid(padding=(0, 2))
         head.add_row(
             Text(self.name, style="bold"),
             ProgressBar(total=self.rounds, completed=self.done, width=24),
             f"{self.done}/{self.rounds}",
-            Text(pace, style="cyan"),
+            Text(self._tempo(), style="cyan"),
             Text(left, style="cyan"),
         )
         return head

@@ -170,7 +170,7 @@ def test_the_folders_are_runs_of_the_settings_and_the_best_one_is_a_configuratio
     for path, value in val.items():
         (row,) = [line for line in table.splitlines() if line.startswith(f"| {setting(path)} ")]
         assert row.endswith(f" {value:.2f} |")
-    assert table.splitlines()[0].split(" | ")[1:] == ["1 rounds", "2 rounds", "4 rounds |"]
+    assert table.splitlines()[0].split(" | ")[1:] == ["1 round", "2 rounds", "4 rounds |"]
 
 
 def setting(path: Path) -> str:

@@ -39,6 +39,11 @@ def test_figures_curve_map_and_gains(tmp_path: Path) -> None:
     assert "complete" in parts["head"] and "pfedhn, local" in parts["head"]
 
 
+def test_one_client_is_told_in_the_singular(tmp_path: Path) -> None:
+    parts = parts_of(Recording(tmp_path, names=("a",)).whole())
+    assert "0 of 1 client is ahead of local." in parts["figures"]
+
+
 def test_what_clients_say_is_text(tmp_path: Path) -> None:
     names = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "c")
     recording = Recording(tmp_path, names=names)
@@ -69,7 +74,7 @@ def test_the_list_of_runs(tmp_path: Path) -> None:
     folders = {name: Recording(tmp_path / name).whole() for name in ("one", "t&wo")}
     text = str(overview_parts(folders)["runs"])
     assert 'href="/run/t%26wo"' in text and "t&amp;wo" in text
-    assert text.count("61.0 %") == 2 and "side by side" in text
+    assert text.count("61.0 % accuracy") == 2 and "side by side" in text
 
 
 def test_a_complete_run_is_listed_as_such_however_large_it_is(tmp_path: Path) -> None:
