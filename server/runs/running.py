@@ -10,11 +10,13 @@ from pathlib import Path
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
+from hyperbloom.common.data import data_source
 from hyperbloom.common.errors import FULL, DiskError, HyperbloomError
 from hyperbloom.common.newcomers import says
 from hyperbloom.common.program.device import limit_threads, pick_device
 from hyperbloom.server.grids.engine import open_grid
 from hyperbloom.server.grids.fleet import Machines, Say, check_port, log_to
+from hyperbloom.server.grids.local_clients import client_settings
 from hyperbloom.server.loop.listener import Listener, Selection
 from hyperbloom.server.loop.post import Grid
 from hyperbloom.server.loop.session import Session, check_run
@@ -111,6 +113,13 @@ def run_federation(
     pick_device(machines.device, mps=False)
     for spec in machines.track:
         find_tracker(spec)
+    if not resume and machines.engine == "inline":
+        first = client_settings(config, 0, Path()).data
+        source = data_source(first)  # missing data are told before there is a folder; found ones stay open for clients
+        source.client(first.partition)
+    if not grid and machines.engine == "grpc":
+        for line in machines.make_certificates():
+            print_line(console, line)
     if not grid and machines.engine == "grpc" and machines.port and not machines.superlink:
         check_port(machines.host, machines.port)
     folder = resume or new_run_folder(run_dir, config.strategy, anew=anew)
