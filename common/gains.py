@@ -83,20 +83,13 @@ def of_all(gains: Iterable[Gain], metric: str) -> str:
     values = np.array([gain.value for gain in gains])
     better, lone = sum(one.low > 0 for one in gains), sum(one.chosen == "alone" for one in gains)
     if lone == len(gains):
-        return _count(lone, "client keeps what it trained alone", "clients keep what they trained alone")
+        return "1 client keeps what it trained alone" if lone == 1 else f"{lone} clients keep what they trained alone"
     bounds = interval(lambda rows: float(values[rows].mean()), len(values)) if len(values) > 1 else ()
     shown = _shown((float(values.mean()), *bounds), metric)
     verbs = ("gains", "gain") if scale_of(metric).rises else ("has", "have")
-    who = _count(len(gains), f"client {verbs[0]}", f"clients {verbs[1]}")
-    told = [_count(better, "gains by its own 95 % interval", "gain by their own 95 % intervals")]
-    told.append(_count(lone, "keeps what it trained alone", "keep what they trained alone"))
-    if worse := sum(one.high < 0 for one in gains):
-        told.append(_count(worse, "loses by its own interval", "lose by their own intervals"))
-    return f"{who} {shown} on average: {', '.join(told)}"
-
-
-def _count(count: int, one: str, more: str) -> str:
-    return f"{count} {one if count == 1 else more}"
+    who = f"1 client {verbs[0]}" if len(gains) == 1 else f"{len(gains)} clients {verbs[1]}"
+    apart = f"{better} better, {sum(one.high < 0 for one in gains)} worse; kept what was trained alone: {lone}"
+    return f"{who} {shown} on average; each by its own 95 % interval: {apart}"
 
 
 def _shown(values: tuple[float, ...], metric: str) -> str:

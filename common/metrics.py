@@ -34,6 +34,10 @@ class Scale:
         """Return a value, already in its unit, for a table whose head names the unit; percent has these decimals."""
         return f"{value:z.{decimals}f}" if self.percent else figure(value)
 
+    def longest(self, values: Iterable[float]) -> float:
+        """Return what the longest of bars stands for: 100 percent, or the largest value."""
+        return 100.0 if self.percent else max(map(abs, values), default=0.0) or 1.0
+
     def worst(self, values: Iterable[float]) -> float:
         """Return the worst of some values."""
         return min(values) if self.rises else max(values)

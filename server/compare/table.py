@@ -69,22 +69,18 @@ def write_table(out: Path, cells: Sequence[Cell]) -> str:
     curves = io.StringIO()
     lines_of = csv.writer(curves, lineterminator="\n")
     lines_of.writerow(("strategy", "seed", "round", "test_mean"))
-    for strategy, found in results.items():
-        for cell, course in found:
-            lines_of.writerows((strategy, cell.config.seed, *point) for point in course.curve.items())
+    each = ((strategy, *pair) for strategy, found in results.items() for pair in found)
+    lines_of.writerows((who, one.config.seed, *point) for who, one, course in each for point in course.curve.items())
     write_bytes(out / "curves.csv", curves.getvalue().encode())
     page = render(
         "comparison.html",
         folder=out.resolve().name,
         rows=rows,
-        amount=amount,
         most=max((max(row["bytes_down"], row["bytes_up"]) for row in rows), default=0) or 1,
         curve=_curves(results, name) if any(course.curve for _, course in chain(*results.values())) else None,
         metric=metric,
         scale=scale,
-        largest=100.0
-        if scale.percent
-        else max([abs(row[of]) for row in rows for of in ("mean", "client_worst")]) or 1.0,
+        largest=scale.longest(row[of] for row in rows for of in ("mean", "client_worst")),
         remarks=remarks,
         shared=(out / "comparison.yaml").read_text(),
     )

@@ -9,12 +9,12 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.gains import of_all
 from hyperbloom.common.metrics import axis_of
 from hyperbloom.server.live.run import LiveRun
-from hyperbloom.server.pages.charts import Series, classes_of, lines, plane
+from hyperbloom.server.pages.charts import Series, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, read_embeddings
 from hyperbloom.server.pages.page import render_blocks
 from hyperbloom.server.runs.lines import REPORT, read_gains
 from hyperbloom.server.runs.recorded import Member, read_members
-from hyperbloom.server.watch.board import Board, Standing, amount, duration
+from hyperbloom.server.watch.board import Board, Standing
 
 ROWS = 60
 """Most clients in the table: those in trouble first, then those with the least accuracy."""
@@ -47,10 +47,9 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
         gaining=sum(gain > 0 for gain in gains.values()),
         in_trouble=sum(not client.well for client in run.main.clients.values() if client.left_out),
         events=list(run.events)[: -EVENTS_SHOWN - 1 : -1],
-        **_map(run, name, members),
+        map=_map(run, name, members),
+        members=members,
         has_report=(run.folder / REPORT).is_file(),
-        amount=amount,
-        duration=duration,
     )
 
 
@@ -63,7 +62,7 @@ def overview_parts(runs: Mapping[str, Path]) -> Mapping[str, Markup]:
             run.look(0.05)
         except ConfigError as error:  # such as one of another version
             looked[name] = str(error)
-    return render_blocks("live_runs.html", runs=looked, duration=duration)
+    return render_blocks("live_runs.html", runs=looked)
 
 
 def _curve(courses: Sequence[Board], name: str) -> Markup:
@@ -85,12 +84,11 @@ def _in_order(course: Board, gains: Mapping[str, float]) -> list[tuple[str, Stan
     return sorted(course.clients.items(), key=key)
 
 
-def _map(run: LiveRun, name: str, members: Sequence[Member]) -> Mapping[str, object]:
-    """Return the clients' embeddings in a plane as `map`, None without any, and what its colours mean."""
+def _map(run: LiveRun, name: str, members: Sequence[Member]) -> Markup | None:
+    """Return the clients' embeddings in a plane, or None without any."""
     embeddings = read_embeddings(run.folder / "hypernetwork.safetensors")
     if embeddings is None or not 2 <= len(embeddings) == len(members) <= MAPPED:
-        return {"map": None}
+        return None
     points, axes = flatten_by_pca(embeddings)
-    scored = {each: client.accuracy for each, client in run.main.clients.items() if client.accuracy is not None}
-    drawn = plane(f"{name}-map", "Embeddings by PCA", points, members, scored, axes, run.main.scale)
-    return {"map": drawn, "scored": scored, "classes": classes_of(members)}
+    accuracy = {each: client.accuracy for each, client in run.main.clients.items() if client.accuracy is not None}
+    return plane(f"{name}-map", "Embeddings by PCA", points, members, accuracy, axes, run.main.scale)

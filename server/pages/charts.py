@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 from markupsafe import Markup
@@ -52,22 +52,15 @@ class Series:
 
 
 def lines(
-    name: str,
-    title: str,
-    unit: str,
-    series: Sequence[Series],
-    percent: bool = False,
-    below: str = "round",
-    counts: bool = False,
+    name: str, title: str, unit: str, series: Sequence[Series], percent: bool = False, below: str = "round"
 ) -> Markup:
     """Return a line chart, `name` unique in the page; the first line is bold, and the index decides the colour.
 
-    With `percent`, the axis ends at 100 and starts at a round number; otherwise it starts at 0. With `counts`, it has
-    whole numbers. Lines of a single point are dots.
+    With `percent`, the axis ends at 100 and starts at a round number; otherwise it starts at 0. It has whole
+    numbers if all values are. A line of a single point is a dot.
     """
-    edges = [edge for each in series for band in each.bands for edge in band]
-    dots = [[point for point, _ in each.dots] for each in series]
-    every = [point for points in (*(each.points for each in series), *edges, *dots) for point in points]
+    drawn = ((each.points, *chain(*each.bands), [point for point, _ in each.dots]) for each in series)
+    every = [point for points in chain(*drawn) for point in points]
     first, last = min([1, *(x for x, _ in every)]), max([1, *(x for x, _ in every)])
     values = [value for _, value in every] or [0.0]
     low, high, least = min(0.0, *values), max(0.0, 1.08 * max(values)), min(values)
@@ -86,13 +79,9 @@ def lines(
         for point, note in marked:
             x, y = frame.at(*point)
             points.append(tag("circle", tag("title", note), cx=x, cy=y, r=radius, class_=f"dot {style}"))
-    marks = [*frame.axes(below, unit, counts=counts), *areas, *curves, *points]
-    cell = Scale(percent=percent).cell
-    said = "; ".join(
-        f"{each.name} goes from {' to '.join(cell(each.points[end][1]) for end in (0, -1))}"
-        for each in series
-        if each.points
-    )
+    marks = [*frame.axes(below, unit, counts=all(map(float.is_integer, map(float, values)))), *areas, *curves, *points]
+    cell, told = Scale(percent=percent).cell, [each for each in series if each.points]
+    said = "; ".join(f"{each.name} goes from {cell(each.points[0][1])} to {cell(each.points[-1][1])}" for each in told)
     return picture(name, title, f"{said} ({unit})", (frame.width, frame.height), marks)
 
 
@@ -146,15 +135,18 @@ def plane(
     return picture(name, title, said, (size, size), marks)
 
 
-_Box = tuple[float, float, float, float]
-
-
 def _names(
-    members: Sequence[Member], spots: Sequence[Point], radius: float, size: float, boxes: list[_Box]
+    members: Sequence[Member],
+    spots: Sequence[Point],
+    radius: float,
+    size: float,
+    boxes: list[tuple[float, float, float, float]],
 ) -> Iterator[Markup]:
     """Yield names beside points, but none that would cover one of `boxes`: middles, half widths and half heights."""
     for member, (x, y) in zip(members, spots, strict=True):
-        text = shortened(member.name)
+        text = (
+            member.name if len(member.name) <= 16 else f"{member.name[:7]}…{member.name[-8:]}"
+        )  # they differ at their ends
         half, first, apart = LETTER * len(text), -1 if x > size / 2 else 1, radius + 5
         places = product((first, -first, 0), (0.0, radius + 9, -radius - 9))
         for side, under in sorted(places, key=all):  # those in a corner last
@@ -164,17 +156,6 @@ def _names(
                 boxes.append((a, b, half, 7.0))
                 yield tag("text", text, x=x + side * apart, y=b + 4.5, class_=f"tick {('middle', '', 'end')[side]}")
                 break
-
-
-def shortened(name: str, most: int = 16) -> str:
-    """Return a name with dots in its middle if it is long: names of a federation often differ at their ends."""
-    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
-
-
-def classes_of(members: Sequence[Member]) -> list[tuple[int, Markup]]:
-    """Return the classes that clients disclose of their examples, each with its colour on a map."""
-    occurring = {label for member in members for label, share in enumerate(member.shares) if share > 0.005}
-    return [(label, class_colour(label)) for label in sorted(occurring)]
 
 
 def _told(member: Member, accuracy: Mapping[str, float], scale: Scale) -> str:
@@ -194,17 +175,12 @@ def _point(member: Member, at: Point, radius: float, shade: str, count: int) -> 
         return [tag("circle", **disc, class_="point", fill=class_colour(largest))]
     parts, begin = [], 0.0
     for label, share in enumerate(member.shares):
-        if share > 0.005:
-            parts.append(tag("path", d=_slice(at, radius, begin, begin + share), fill=class_colour(label)))
+        if share > 0.005:  # a slice is a dash of a circle as wide as its radius
+            dash = {"pathLength": 1, "stroke_dasharray": f"{share:.4f} 1", "stroke_dashoffset": f"{-begin:.4f}"}
+            half = {"r": radius / 2, "stroke_width": radius, "stroke": class_colour(label)}
+            parts.append(tag("circle", cx=at[0], cy=at[1], fill="none", **half, **dash))
         begin += share
     return [*parts, tag("circle", **disc, class_="ring")]
-
-
-def _slice(at: Point, radius: float, begin: float, end: float) -> str:
-    (x, y), (a, b) = at, (2 * math.pi * begin, 2 * math.pi * end)
-    first = f"{x + radius * math.sin(a):.1f} {y - radius * math.cos(a):.1f}"
-    last = f"{x + radius * math.sin(b):.1f} {y - radius * math.cos(b):.1f}"
-    return f"M{x:.1f} {y:.1f}L{first}A{radius:.1f} {radius:.1f} 0 {int(end - begin > 0.5)} 1 {last}Z"
 
 
 def class_colour(label: int) -> Markup:

@@ -1,7 +1,8 @@
 """A run's report: one self-contained HTML file without scripts. See docs/watching.md."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hyperbloom.common.gains import of_all
 from hyperbloom.common.metrics import axis_of, scale_of, title_of
 from hyperbloom.common.newcomers import says
 from hyperbloom.common.program.names import by_number
-from hyperbloom.server.pages.charts import Series, classes_of, clients_in_order, lines, plane
+from hyperbloom.server.pages.charts import Series, clients_in_order, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsne, read_embeddings
 from hyperbloom.server.pages.page import render
 from hyperbloom.server.pages.report_data import RunData, read_run_data
@@ -21,7 +22,6 @@ from hyperbloom.server.pages.score_charts import score_charts
 from hyperbloom.server.runs.course import Course
 from hyperbloom.server.runs.lines import ADVICE, REPORT, Line, asked
 from hyperbloom.server.runs.recorded import flat, read_json, read_summary
-from hyperbloom.server.watch.board import amount, duration
 
 BARS = 24
 """Most clients that have bars of their own, and answers that are not folded away."""
@@ -61,12 +61,10 @@ def _page(run: RunData) -> bytes:
         "report.html",
         run=run,
         main=main,
-        amount=amount,
-        duration=duration,
         rival=rival,
         metric=title_of(main.metric),
         scale=scale,
-        share=_share(run),
+        most=scale.longest(chain(*(each.told.values() for each in run.courses))),
         further=list(_further(main)),
         curves=score_charts(run) if main.counts else [],
         gains=[(name, told.removeprefix(name).lstrip(": "), gain) for name, (told, gain) in gains[:ROWS]],
@@ -114,14 +112,6 @@ def _curve(run: RunData) -> Markup:
     return lines("curve", title, unit, series, percent=scale.percent)
 
 
-def _share(run: RunData) -> Callable[[float], float]:
-    """Return the function from a client's value to the length of its bar, from 0 to 1."""
-    courses = run.courses
-    values = [abs(value) for each in courses for value in (*each.accuracy.values(), *each.novel.values())]
-    most = 100.0 if run.main.scale.percent else max(values, default=0.0) or 1.0
-    return lambda value: max(0.0, value / most)
-
-
 def _further(course: Course) -> Iterator[list[str]]:
     """Yield a row for each metric but the selecting one: its name, mean, worst, pooled, and for how many undefined."""
     found = re.compile(r"test_(.+)_(mean|undefined)")
@@ -137,9 +127,7 @@ def _further(course: Course) -> Iterator[list[str]]:
 
 def _per_round(course: Course, what: str, values: Mapping[int, float]) -> Markup:
     points = [(line["round"], values.get(line["round"], 0)) for line in course.rounds]
-    return lines(
-        what.replace(" ", "-"), f"{what} by round".capitalize(), what, [Series(what, points)], counts="clients" in what
-    )
+    return lines(what.replace(" ", "-"), f"{what} by round".capitalize(), what, [Series(what, points)])
 
 
 def _kilobytes(line: Line, way: str) -> float:
@@ -157,5 +145,4 @@ def _map(run: RunData) -> dict[str, Any]:
     return {
         "pca": plane("pca", "Embeddings by PCA", points, members, accuracy, axes, scale),
         "tsne": None if flat is None else plane("tsne", "Embeddings by t-SNE", flat, members, accuracy, (), scale),
-        "classes": classes_of(members),
     }

@@ -52,17 +52,11 @@ def _curves(bins: Tensor) -> list[ScoreChart]:
     if not roc:
         return []
     chance, ideal = (Series(name, [(0.0, 0.0), (100.0, 100.0)]) for name in ("chance", "calibrated"))
-    right, below = "true positives, %", "false positives, %"
-    charts = [
-        ("ROC", lines("roc", "ROC curves", right, [*roc, chance], percent=True, below=below), [*names, "chance"]),
-        (
-            "Calibration",
-            lines("calibration", "Calibration", "positive, %", [*calibration, ideal], True, "predicted probability, %"),
-            [*names, "calibrated"],
-        ),
-    ]
+    first = lines("roc", "ROC curves", "true positives, %", [*roc, chance], True, "false positives, %")
+    second = lines("calibration", "Calibration", "positive, %", [*calibration, ideal], True, "predicted probability, %")
     note = "All clients' test examples together, from the scores in bins that all of them disclosed."
-    return [ScoreChart(*chart, note) for chart in charts]
+    named = ("ROC", first, [*names, chance.name]), ("Calibration", second, [*names, ideal.name])
+    return [ScoreChart(*each, note) for each in named]
 
 
 def _against(grids: Tensor, means: Sequence[float], deviations: Sequence[float]) -> Iterator[ScoreChart]:
@@ -81,9 +75,5 @@ def _against(grids: Tensor, means: Sequence[float], deviations: Sequence[float])
         said = "dots on the line are right; a larger dot is more examples"
         chart = picture(f"target-{target}", "Target against prediction", said, (frame.width, frame.height), marks)
         told = f"All clients' test examples, in cells of {figure(side)}. On the line predictions are right."
-        yield ScoreChart(
-            f"Target {target} against prediction" if len(grids) > 1 else "Target against prediction",
-            chart,
-            ["examples", "right"],
-            told,
-        )
+        which = f"Target {target} against prediction" if len(grids) > 1 else "Target against prediction"
+        yield ScoreChart(which, chart, ["examples", "right"], told)

@@ -26,7 +26,7 @@ class Course:
         metric: the selecting metric; `curve` and `accuracy` are of it, shares in percent.
         counts: sums of the clients' counts on test examples, if all have disclosed them.
         evaluated: the last round with an evaluation.
-        novel: as `accuracy`, of the clients that never train.
+        told: as `accuracy`, with that of novel clients.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Course:
     metric: str = "accuracy"
     counts: Sequence[float] = ()
     evaluated: int = 0
-    novel: Mapping[str, float] = field(default_factory=dict)
+    told: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def scale(self) -> Scale:
@@ -49,10 +49,6 @@ class Course:
         """Return whether all rounds are there, or patience has ended them."""
         done = sum(line["round"] > 0 for line in self.rounds)
         return done >= config.rounds or config.has_lost_patience(self.selected, self.evaluated)
-
-    def score(self, client: str) -> float | None:
-        """Return a client's value of the selecting metric, whether it trains or is novel."""
-        return self.accuracy.get(client, self.novel.get(client))
 
     @property
     def seconds(self) -> float:
@@ -76,18 +72,15 @@ def read_course(name: str, place: Path, selection: Selection | None, novel: Set[
     rounds = {line["round"]: line for line in reversed(lines)}  # a round's first line is the one of its training
     curve = {line["round"]: line["test_mean"] for line in lines if "test_mean" in line}
     chosen = selection or Selection(-1, {}, {})
-    known, apart = (
-        {who: value for who, value in chosen.test_accuracy.items() if (who in novel) == new} for new in (0, 1)
-    )
     return Course(
         name,
         [rounds[number] for number in sorted(rounds)],
         {number: curve[number] for number in sorted(curve)},
         None if selection is None else chosen.round,
         {**dict.fromkeys(OF_TEST, math.nan), **chosen.metrics} if selection else {},
-        known,
+        {client: value for client, value in chosen.test_accuracy.items() if client not in novel},
         chosen.metric,
         chosen.counts,
         max((line["round"] for line in lines if "metric" in line), default=0),
-        apart,
+        chosen.test_accuracy,
     )

@@ -225,16 +225,12 @@ def amount(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return a number of seconds as text: 30 ms, 12 s, 3:04 min, 2:15 h."""
-    if 0 < seconds < 0.1:
-        return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+        return f"{1000 * seconds:.0f} ms" if 0 < seconds < 0.1 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
+    return f"{minutes // 60}:{minutes % 60:02d} h"
 
 
 def _figures(line: Any) -> str:

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from hyperbloom.common.metrics import scale_of
-from hyperbloom.server.pages.charts import SHADES, Series, lines, plane, shortened, style_of
+from hyperbloom.server.pages.charts import SHADES, Series, lines, plane, style_of
 from hyperbloom.server.runs.recorded import Member
 
 
@@ -41,10 +41,8 @@ def test_a_line_of_one_point_is_a_dot_and_hides_no_other() -> None:
 
 
 def test_counts_have_whole_numbers_beside_them() -> None:
-    series = [Series("clients left out", [(1.0, 0.0), (2.0, 1.0)])]
-    beside = [
-        re.findall(r'class="tick end">([\d.]+)<', lines("c", "t", "", series, counts=each)) for each in (True, False)
-    ]
+    charts = [lines("c", "t", "", [Series("left out", [(1.0, 0.0), (2.0, most)])]) for most in (1.0, 0.9)]
+    beside = [re.findall(r'class="tick end">([\d.]+)<', chart) for chart in charts]
     assert beside[0] == ["0", "1"] and "0.2" in beside[1]
 
 
@@ -93,5 +91,7 @@ def test_names_cover_neither_points_nor_each_other() -> None:
 
 
 def test_long_names_are_cut_in_the_middle() -> None:
-    names = [f"hospital-heidelberg-radiology-{number}" for number in (1, 2)]
-    assert [shortened(name) for name in [*names, "ward-7"]] == ["hospita…iology-1", "hospita…iology-2", "ward-7"]
+    names = [*(f"hospital-heidelberg-radiology-{number}" for number in (1, 2)), "ward-7"]
+    members = [Member(name, row, 60, "M", ()) for row, name in enumerate(names)]
+    drawn = plane("p", "t", np.eye(3)[:, :2], members, {}, (), scale_of("accuracy"))
+    assert re.findall(r'class="tick[^"]*">([^<]+)<', drawn) == ["hospita…iology-1", "hospita…iology-2", "ward-7"]

@@ -119,7 +119,7 @@ def test_points_are_coloured_by_what_is_known(tmp_path: Path, shares: tuple[floa
     page = Page(write_report(Recording(tmp_path, shares=disclosed).whole()))
     assert f"Coloured {coloured}" in page.text
     if shares:
-        slices = [each["d"] for name, each in page.elements if name == "path" and "A" in str(each["d"])]
+        slices = [each["stroke"] for each in page.all("circle") if "stroke-dasharray" in each]
         assert len(slices) == 4  # two pies of two classes
         assert len([each for each in page.styled("point") if each.get("fill")]) == 1  # all of one class
         assert "class 0" in page.text and "class 1" in page.text and "class 2 " not in page.text
