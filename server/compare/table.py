@@ -153,5 +153,4 @@ def _curves(results: Results, metric: str) -> Markup:
         low, high = ([(n, pick(values)) for n, values in each.items()] for pick in (min, max))
         bands = [(low, high)] if len(curves) > 1 else []
         series.append(Series(name, [(n, fmean(values)) for n, values in each.items()], bands))
-    title = f"Test {title_of(metric)} over rounds"
-    return lines("curve", title, axis_of(metric), series, percent=scale_of(metric).percent)
+    return lines("curve", f"Test {title_of(metric)} over rounds", axis_of(metric), series, scale_of(metric).percent)

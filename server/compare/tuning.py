@@ -96,8 +96,7 @@ def tune(
 
 
 def _shown(score: float, metric: str) -> str:
-    scale = scale_of(metric)
-    return "inf" if score == WORST else scale.cell(score if scale.rises else -score, 2)
+    return "inf" if score == WORST else scale_of(metric).cell(score if scale_of(metric).rises else -score, 2)
 
 
 def _score(cell: Cell) -> float:

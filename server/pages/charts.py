@@ -23,8 +23,12 @@ STYLES = 12
 NAMED = 12
 """Most clients whose points have names beside them."""
 
-LETTER = 3.9
-"""Half the width of a letter of a map's names, where they are largest."""
+SIZE, LETTER = 420.0, 3.9
+"""A map's width, and half the width of a letter of its names, where they are largest."""
+
+Box = tuple[float, float, float, float]
+Scores = Mapping[str, float]
+Texts = Sequence[str]
 
 PIES = 300
 """Most clients whose points are pies of their classes."""
@@ -97,24 +101,17 @@ def clients_in_order(courses: Sequence[Course]) -> Markup:
         line = [point for point, _ in dots] if course is courses[0] else []
         series.append(Series(course.name, line, dots=dots))
     below = "clients, from the worst to the best"
-    unit = axis_of(courses[0].metric)
-    return lines("clients", f"Test {metric} of each client", unit, series, percent=scale.percent, below=below)
+    return lines("clients", f"Test {metric} of each client", axis_of(courses[0].metric), series, scale.percent, below)
 
 
 def plane(
-    name: str,
-    title: str,
-    points: Points,
-    members: Sequence[Member],
-    accuracy: Mapping[str, float],
-    axes: Sequence[str],
-    scale: Scale,
+    name: str, title: str, points: Points, members: Sequence[Member], accuracy: Scores, axes: Texts, scale: Scale
 ) -> Markup:
     """Return clients as `points` `(clients, 2)` in a plane, coloured by their disclosed classes, else by accuracy.
 
     `members` are in the same order; `accuracy` is the selecting metric on test examples by name, `axes` both labels.
     """
-    size, margin, count = 420.0, 34.0, len(members)
+    size, margin, count = SIZE, 34.0, len(members)
     low, high = points.min(axis=0), points.max(axis=0)
     middle, reach = (low + high) / 2, max(float((high - low).max()), 1e-12)  # one scale for both axes
     radius = float(np.clip(90 / math.sqrt(count), 2.5, 10))
@@ -130,35 +127,27 @@ def plane(
         marks.append(tag("text", text, x=x, y=y, class_="label" if side > 0 else "label end"))
         boxes.append((x + side * LETTER * len(text), y - 4.5, LETTER * len(text), 7.0))
     if count <= NAMED:
-        marks.extend(_names(members, spots, radius, size, boxes))
+        marks.extend(_names([member.name for member in members], spots, radius, boxes))
     said = f"{count} clients; those whose embeddings are alike lie close together"
     return picture(name, title, said, (size, size), marks)
 
 
-def _names(
-    members: Sequence[Member],
-    spots: Sequence[Point],
-    radius: float,
-    size: float,
-    boxes: list[tuple[float, float, float, float]],
-) -> Iterator[Markup]:
+def _names(names: Texts, spots: Sequence[Point], radius: float, boxes: list[Box]) -> Iterator[Markup]:
     """Yield names beside points, but none that would cover one of `boxes`: middles, half widths and half heights."""
-    for member, (x, y) in zip(members, spots, strict=True):
-        text = (
-            member.name if len(member.name) <= 16 else f"{member.name[:7]}…{member.name[-8:]}"
-        )  # they differ at their ends
-        half, first, apart = LETTER * len(text), -1 if x > size / 2 else 1, radius + 5
+    for name, (x, y) in zip(names, spots, strict=True):
+        text = name if len(name) <= 16 else f"{name[:7]}…{name[-8:]}"  # names of a federation differ at their ends
+        half, first, apart = LETTER * len(text), -1 if x > SIZE / 2 else 1, radius + 5
         places = product((first, -first, 0), (0.0, radius + 9, -radius - 9))
         for side, under in sorted(places, key=all):  # those in a corner last
             a, b = x + side * (apart + half), y + under
             free = all(abs(a - c) >= half + wide or abs(b - d) >= 7 + high for c, d, wide, high in boxes)
-            if free and half < a < size - half and 8 < b < size - 8:
+            if free and half < a < SIZE - half and 8 < b < SIZE - 8:
                 boxes.append((a, b, half, 7.0))
                 yield tag("text", text, x=x + side * apart, y=b + 4.5, class_=f"tick {('middle', '', 'end')[side]}")
                 break
 
 
-def _told(member: Member, accuracy: Mapping[str, float], scale: Scale) -> str:
+def _told(member: Member, accuracy: Scores, scale: Scale) -> str:
     parts = [scale.show(accuracy[member.name])] if member.name in accuracy else []
     common = sorted(enumerate(member.shares), key=lambda pair: -pair[1])[:3]
     parts += [f"class {label}: {100 * share:.0f} %" for label, share in common if share >= 0.01]

@@ -20,7 +20,7 @@ from hyperbloom.server.pages.page import render
 from hyperbloom.server.pages.report_data import RunData, read_run_data
 from hyperbloom.server.pages.score_charts import score_charts
 from hyperbloom.server.runs.course import Course
-from hyperbloom.server.runs.lines import ADVICE, REPORT, Line, asked
+from hyperbloom.server.runs.lines import ADVICE, REPORT, asked
 from hyperbloom.server.runs.recorded import flat, read_json, read_summary
 
 BARS = 24
@@ -76,17 +76,11 @@ def _page(run: RunData) -> bytes:
         gaps=[sign * (value - of_rival[name]) for name, value in of.items() if name in of_rival],
         left=sum(map(asked, main.rounds)) - main.trained,
         curve=_curve(run) if run.spreads else None,
-        bars=len(of) <= BARS,
         in_order=clients_in_order(run.courses) if len(of) > BARS else None,
         members=members[:ROWS],
         worst_off=sorted(of, key=lambda name: sign * of[name])[:WORST],
         **_map(run),
-        bytes=lines(
-            "bytes",
-            "Bytes of training per client and round",
-            "kB",
-            [Series(way, [(line["round"], _kilobytes(line, way)) for line in main.rounds]) for way in ("down", "up")],
-        ),
+        bytes=lines("bytes", "Bytes of training per client and round", "kB", list(_traffic(main))),
         seconds=_per_round(main, "seconds", {line["round"]: line["seconds"] for line in main.rounds}),
         left_out=sorted(run.left_out.items(), key=lambda pair: (-pair[1].left_out, pair[0])),
         left_out_chart=_per_round(main, "clients left out", run.left_out_in),
@@ -130,18 +124,18 @@ def _per_round(course: Course, what: str, values: Mapping[int, float]) -> Markup
     return lines(what.replace(" ", "-"), f"{what} by round".capitalize(), what, [Series(what, points)])
 
 
-def _kilobytes(line: Line, way: str) -> float:
-    return float(line.get(f"bytes_{way}", 0)) / 1e3 / max(1, asked(line))
+def _traffic(course: Course) -> Iterator[Series]:
+    for way in ("down", "up"):
+        each = ((line["round"], line.get(f"bytes_{way}", 0) / 1e3 / max(1, asked(line))) for line in course.rounds)
+        yield Series(way, list(each))
 
 
 def _map(run: RunData) -> dict[str, Any]:
     embeddings = read_embeddings(run.folder / "hypernetwork.safetensors")
-    members, accuracy = run.members.clients, run.main.accuracy
+    members, accuracy, scale = run.members.clients, run.main.accuracy, run.main.scale
     if embeddings is None or len(embeddings) != len(members) or len(embeddings) < 2:
         return {"pca": None}
-    scale = run.main.scale
-    points, axes = flatten_by_pca(embeddings)
-    flat = flatten_by_tsne(embeddings)
+    (points, axes), flat = flatten_by_pca(embeddings), flatten_by_tsne(embeddings)
     return {
         "pca": plane("pca", "Embeddings by PCA", points, members, accuracy, axes, scale),
         "tsne": None if flat is None else plane("tsne", "Embeddings by t-SNE", flat, members, accuracy, (), scale),

@@ -113,15 +113,14 @@ def run_federation(
     pick_device(machines.device, mps=False)
     for spec in machines.track:
         find_tracker(spec)
-    if not resume and machines.engine == "inline":
-        first = client_settings(config, 0, Path()).data
-        source = data_source(first)  # missing data are told before there is a folder; found ones stay open for clients
+    if not resume and machines.engine == "inline":  # missing data are told before there is a folder; others stay open
+        source = data_source(first := client_settings(config, 0, Path()).data)
         source.client(first.partition)
     if not grid and machines.engine == "grpc":
         for line in machines.make_certificates():
             print_line(console, line)
-    if not grid and machines.engine == "grpc" and machines.port and not machines.superlink:
-        check_port(machines.host, machines.port)
+        if machines.port and not machines.superlink:
+            check_port(machines.host, machines.port)
     folder = resume or new_run_folder(run_dir, config.strategy, anew=anew)
     view, say = TerminalView(console), partial(print_line, console)
     say(f"run folder: {folder}")

@@ -146,11 +146,11 @@ class Board:
 
     def sentence(self) -> str:
         """Return the last evaluation as a line for output that is no terminal."""
-        number = self._evaluated["round"]
-        pace = "before training"
-        if number and self.pace:
-            pace = f"{self._tempo()}  {duration((self.rounds - number) / self.pace)} left"
-        return f"{self.name}: round {number}/{self.rounds}  {self.title} {_figures(self._evaluated)}  {pace}"
+        number, rate = self._evaluated["round"], self.pace
+        left = (
+            f"{self._tempo()}  {duration((self.rounds - number) / rate)} left" if number and rate else "before training"
+        )
+        return f"{self.name}: round {number}/{self.rounds}  {self.title} {_figures(self._evaluated)}  {left}"
 
     def _tempo(self) -> str:
         """Return the pace as text, or nothing before the first round."""
