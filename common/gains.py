@@ -96,8 +96,8 @@ def of_all(gains: Iterable[Gain], metric: str) -> str:
     shown = _shown(students(values) if len(values) > 1 else (float(values.mean()),), metric)
     verbs = ("gains", "gain") if scale_of(metric).rises else ("has", "have")
     who = f"1 client {verbs[0]}" if len(gains) == 1 else f"{len(gains)} clients {verbs[1]}"
-    text = f"{who} {shown} on average: {better} gain for sure, {lone} keep what they trained alone"
-    return text + (f", {worse} lose for sure" if (worse := sum(one.high < 0 for one in gains)) else "")
+    apart = f"{better} better, {sum(one.high < 0 for one in gains)} worse; kept what was trained alone: {lone}"
+    return f"{who} {shown} on average; each by its own 95 % interval: {apart}"
 
 
 def _shown(values: tuple[float, ...], metric: str) -> str:

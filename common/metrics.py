@@ -4,6 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
+def figure(value: float) -> str:
+    """Return a number with four digits: 0.5000, 54.32; all of them before the point if these are more: 58,440."""
+    return f"{value:z,.0f}" if 999.95 <= abs(value) < 1e12 else f"{value:z#.4g}"
+
+
 @dataclass(frozen=True)
 class Scale:
     """The scale of a metric.
@@ -23,11 +28,15 @@ class Scale:
 
     def show(self, value: float) -> str:
         """Return a value, already in its unit, as text."""
-        return f"{value:z.1f} %" if self.percent else f"{value:z.4g}"
+        return self.cell(value) + (" %" if self.percent else "")
 
-    def cell(self, value: float) -> str:
-        """Return a value, already in its unit, for a table whose head names the unit."""
-        return f"{value:z.1f}" if self.percent else f"{value:z.4g}"
+    def cell(self, value: float, decimals: int = 1) -> str:
+        """Return a value, already in its unit, for a table whose head names the unit; percent has these decimals."""
+        return f"{value:z.{decimals}f}" if self.percent else figure(value)
+
+    def longest(self, values: Iterable[float]) -> float:
+        """Return what the longest of bars stands for: 100 percent, or the largest value."""
+        return 100.0 if self.percent else max(map(abs, values), default=0.0) or 1.0
 
     def worst(self, values: Iterable[float]) -> float:
         """Return the worst of some values."""

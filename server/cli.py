@@ -189,9 +189,7 @@ def _check(config: "RunConfig", machines: "Machines") -> None:
     if not 0 <= machines.local_clients <= config.clients:
         found = machines.local_clients
         raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {found}")
-    if machines.engine == "grpc":
-        for line in machines.make_certificates():
-            print(line)
+    if machines.engine == "grpc" and not machines.first_start:
         machines.certificates()
 
 

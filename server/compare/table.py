@@ -69,20 +69,18 @@ def write_table(out: Path, cells: Sequence[Cell]) -> str:
     curves = io.StringIO()
     lines_of = csv.writer(curves, lineterminator="\n")
     lines_of.writerow(("strategy", "seed", "round", "test_mean"))
-    for strategy, found in results.items():
-        for cell, course in found:
-            lines_of.writerows((strategy, cell.config.seed, *point) for point in course.curve.items())
+    each = ((strategy, *pair) for strategy, found in results.items() for pair in found)
+    lines_of.writerows((who, one.config.seed, *point) for who, one, course in each for point in course.curve.items())
     write_bytes(out / "curves.csv", curves.getvalue().encode())
     page = render(
         "comparison.html",
         folder=out.resolve().name,
         rows=rows,
-        amount=amount,
         most=max((max(row["bytes_down"], row["bytes_up"]) for row in rows), default=0) or 1,
         curve=_curves(results, name) if any(course.curve for _, course in chain(*results.values())) else None,
         metric=metric,
         scale=scale,
-        largest=100.0 if scale.percent else max((abs(row["mean"]) for row in rows), default=0.0) or 1.0,
+        largest=scale.longest(row[of] for row in rows for of in ("mean", "client_worst")),
         remarks=remarks,
         shared=(out / "comparison.yaml").read_text(),
     )
@@ -112,9 +110,8 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def plus_minus(mean: float, deviation: float | None, scale: Scale = scale_of("accuracy")) -> str:  # noqa: B008 - frozen
-    """Return a mean as text, with its deviation if there is one: two decimals of percent, or four digits."""
-    digits = ".2f" if scale.percent else ".4g"
-    return f"{mean:{digits}}" if deviation is None else f"{mean:{digits}} +- {deviation:{digits}}"
+    """Return a mean as text, with its deviation if there is one; percent has two decimals."""
+    return " +- ".join(scale.cell(value, 2) for value in (mean, deviation) if value is not None)
 
 
 def _shown(row: Mapping[str, Any], scale: Scale) -> list[str]:
@@ -141,7 +138,8 @@ def _remarks(cells: Sequence[Cell], results: Results) -> list[str]:
     remarks = [f"{cell.folder.name}: not finished" for cell in cells if not cell.finished]
     for cell, course in (pair for found in results.values() for pair in found):
         scored, clients = len(course.accuracy), cell.config.clients
-        if scored < clients:
+        novel = sum(map(cell.config.is_novel, range(clients)))
+        if scored < clients - (0 if "novel_test_mean" in course.metrics else novel):
             remarks.append(f"{cell.folder.name}: {scored} of {clients} clients were evaluated")
     return remarks
 
@@ -155,5 +153,4 @@ def _curves(results: Results, metric: str) -> Markup:
         low, high = ([(n, pick(values)) for n, values in each.items()] for pick in (min, max))
         bands = [(low, high)] if len(curves) > 1 else []
         series.append(Series(name, [(n, fmean(values)) for n, values in each.items()], bands))
-    title = f"Test {title_of(metric)} over rounds"
-    return lines("curve", title, axis_of(metric), series, percent=scale_of(metric).percent)
+    return lines("curve", f"Test {title_of(metric)} over rounds", axis_of(metric), series, scale_of(metric).percent)

@@ -88,7 +88,7 @@ def tune(
         metric = read_summary(cells(best, base.rounds)[0].folder)[describe(settings[best]).strategy].metric
         shown = [[_shown(r[one], metric) if one in r else "" for r in rungs.values()] for one in range(len(names))]
         rows = [[name, *each] for name, each in zip(names, shown, strict=True)]
-        text = markdown(("setting", *(f"{rounds} rounds" for rounds in rungs)), rows)
+        text = markdown(("setting", *(f"{rounds} round{'' if rounds == 1 else 's'}" for rounds in rungs)), rows)
         text += f"\n\nMean over clients on validation examples (inf: could not be trained). Best: {names[best]}\n"
         write_bytes(out / "tuned.md", text.encode())
         write_bytes(out / "tuned.yaml", dump_run_config(describe(settings[best])).encode())
@@ -96,7 +96,7 @@ def tune(
 
 
 def _shown(score: float, metric: str) -> str:
-    return "inf" if score == WORST else f"{score if scale_of(metric).rises else -score:.4g}"
+    return "inf" if score == WORST else scale_of(metric).cell(score if scale_of(metric).rises else -score, 2)
 
 
 def _score(cell: Cell) -> float:

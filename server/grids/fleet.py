@@ -84,13 +84,17 @@ class Machines(Section):
         host = min(known, key=order, default=here)
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
+    @property
+    def first_start(self) -> bool:
+        """Return whether a CA and a certificate in the default folder are still to be made."""
+        return not (self.insecure or self.superlink or self.certs or Certificates().begun)
+
     def make_certificates(self) -> list[str]:
         """Make a CA and a certificate at the first start in the default folder; return the lines that say so."""
-        files = Certificates()
-        if self.insecure or self.superlink or self.certs or files.begun:
+        if not self.first_start:
             return []
         hosts = tls.own_addresses() if self.host in ("0.0.0.0", "::") else [self.host]
-        made = tls.describe(tls.init(files.folder, hosts).folder)
+        made = tls.describe(tls.init(Certificates().folder, hosts).folder)
         return [f"made for this server, once (docs/security.md): {line}" for line in made]
 
     def invite(self, clients: int) -> tuple[list[str], str]:

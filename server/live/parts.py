@@ -13,8 +13,8 @@ from hyperbloom.server.pages.charts import Series, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, read_embeddings
 from hyperbloom.server.pages.page import render_blocks
 from hyperbloom.server.runs.lines import REPORT, read_gains
-from hyperbloom.server.runs.recorded import read_members
-from hyperbloom.server.watch.board import Board, Standing, amount, duration
+from hyperbloom.server.runs.recorded import Member, read_members
+from hyperbloom.server.watch.board import Board, Standing
 
 ROWS = 60
 """Most clients in the table: those in trouble first, then those with the least accuracy."""
@@ -29,7 +29,8 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
     courses = [course for course in run.courses.values() if course.means]
     alone = run.courses.get("local")
     told = read_gains(run.folder)
-    novel = {member.name for member in read_members(run.folder).clients if run.config.is_novel(member.row)}
+    members = read_members(run.folder).clients
+    novel = {member.name for member in members if run.config.is_novel(member.row)}
     gains = run.main.gains_over(alone) if alone and alone is not run.main else {}
     gains = {who: gain for who, gain in gains.items() if who not in novel}  # alone they have no model
     return render_blocks(
@@ -46,10 +47,9 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
         gaining=sum(gain > 0 for gain in gains.values()),
         in_trouble=sum(not client.well for client in run.main.clients.values() if client.left_out),
         events=list(run.events)[: -EVENTS_SHOWN - 1 : -1],
-        map=_map(run, name),
+        map=_map(run, name, members),
+        members=members,
         has_report=(run.folder / REPORT).is_file(),
-        amount=amount,
-        duration=duration,
     )
 
 
@@ -62,7 +62,7 @@ def overview_parts(runs: Mapping[str, Path]) -> Mapping[str, Markup]:
             run.look(0.05)
         except ConfigError as error:  # such as one of another version
             looked[name] = str(error)
-    return render_blocks("live_runs.html", runs=looked, duration=duration)
+    return render_blocks("live_runs.html", runs=looked)
 
 
 def _curve(courses: Sequence[Board], name: str) -> Markup:
@@ -84,10 +84,9 @@ def _in_order(course: Board, gains: Mapping[str, float]) -> list[tuple[str, Stan
     return sorted(course.clients.items(), key=key)
 
 
-def _map(run: LiveRun, name: str) -> Markup | None:
+def _map(run: LiveRun, name: str, members: Sequence[Member]) -> Markup | None:
     """Return the clients' embeddings in a plane, or None without any."""
     embeddings = read_embeddings(run.folder / "hypernetwork.safetensors")
-    members = read_members(run.folder).clients
     if embeddings is None or not 2 <= len(embeddings) == len(members) <= MAPPED:
         return None
     points, axes = flatten_by_pca(embeddings)

@@ -103,10 +103,11 @@ class Run:
 
 def evaluated(evaluation: Evaluation, run: Run) -> Evaluated | None:
     """Return an evaluation's scores with the names of novel clients, or None if nobody answered."""
-    if not evaluation.scores:
-        return None
     novel = {client.client_id for client in run.federation.roster if run.config.is_novel(client.row)}
-    scores = {name: evaluation.scores[name] for name in sorted(evaluation.scores)}
+    untrained = novel if run.algorithm.private == "all" else set()  # their models are their own, so nobody trains them
+    scores = {name: evaluation.scores[name] for name in sorted(evaluation.scores.keys() - untrained)}
+    if not scores:
+        return None
     names, spec = run.algorithm.metrics, run.algorithm.setting.spec
     about = (names, run.algorithm.setting.task, spec.num_classes)
     return Evaluated(scores, frozenset(novel & scores.keys()), evaluation.rank, *about)

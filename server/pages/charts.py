@@ -1,8 +1,9 @@
 """The charts of reports and comparisons as inline SVG. Nothing here reads files."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 
 import numpy as np
 from markupsafe import Markup
@@ -16,11 +17,18 @@ from hyperbloom.server.runs.recorded import Member
 SHADES = 9
 """Number of shades from low to high."""
 
-STYLES = 8
-"""Number of strategy colours; the ninth strategy has the first colour again."""
+STYLES = 12
+"""Number of strategy colours; the thirteenth strategy has the first colour again."""
 
 NAMED = 12
 """Most clients whose points have names beside them."""
+
+SIZE, LETTER = 420.0, 3.9
+"""A map's width, and half the width of a letter of its names, where they are largest."""
+
+Box = tuple[float, float, float, float]
+Scores = Mapping[str, float]
+Texts = Sequence[str]
 
 PIES = 300
 """Most clients whose points are pies of their classes."""
@@ -52,11 +60,11 @@ def lines(
 ) -> Markup:
     """Return a line chart, `name` unique in the page; the first line is bold, and the index decides the colour.
 
-    With `percent`, the axis ends at 100 and starts at a round number; otherwise it starts at 0.
+    With `percent`, the axis ends at 100 and starts at a round number; otherwise it starts at 0. It has whole
+    numbers if all values are. A line of a single point is a dot.
     """
-    edges = [edge for each in series for band in each.bands for edge in band]
-    dots = [[point for point, _ in each.dots] for each in series]
-    every = [point for points in (*(each.points for each in series), *edges, *dots) for point in points]
+    drawn = ((each.points, *chain(*each.bands), [point for point, _ in each.dots]) for each in series)
+    every = [point for points in chain(*drawn) for point in points]
     first, last = min([1, *(x for x, _ in every)]), max([1, *(x for x, _ in every)])
     values = [value for _, value in every] or [0.0]
     low, high, least = min(0.0, *values), max(0.0, 1.08 * max(values)), min(values)
@@ -65,18 +73,19 @@ def lines(
     frame = Frame((first, low), (max(last, first + 1), high if high > low else 1.0), height=350.0 if percent else 240.0)
     areas, curves, points = [], [], []
     for index, each in enumerate(series):
-        style, radius = style_of(index), 4.5 if len(each.dots) == 1 else 2.5
+        style, single = style_of(index), [(point, each.name) for point in each.points if len(each.points) == 1]
+        marked = each.dots or single
+        radius = 2.5 if len(marked) > 1 else 3.5 if index else 5.0  # those of others lie on it, and do not hide it
         for width, (lower, upper) in zip(("wide", "narrow"), each.bands, strict=False):
             areas.append(frame.band(thin(upper), thin(lower), f"{style} {width}"))
         if each.points:
             curves.append(frame.line(thin(each.points), f"{style} {'other' if index else 'main'}"))
-        for point, note in each.dots:
+        for point, note in marked:
             x, y = frame.at(*point)
             points.append(tag("circle", tag("title", note), cx=x, cy=y, r=radius, class_=f"dot {style}"))
-    marks = [*frame.axes(below, unit), *areas, *reversed(curves), *points]
-    said = "; ".join(
-        f"{each.name} goes from {each.points[0][1]:.3g} to {each.points[-1][1]:.3g}" for each in series if each.points
-    )
+    marks = [*frame.axes(below, unit, counts=all(map(float.is_integer, map(float, values)))), *areas, *curves, *points]
+    cell, told = Scale(percent=percent).cell, [each for each in series if each.points]
+    said = "; ".join(f"{each.name} goes from {cell(each.points[0][1])} to {cell(each.points[-1][1])}" for each in told)
     return picture(name, title, f"{said} ({unit})", (frame.width, frame.height), marks)
 
 
@@ -92,45 +101,53 @@ def clients_in_order(courses: Sequence[Course]) -> Markup:
         line = [point for point, _ in dots] if course is courses[0] else []
         series.append(Series(course.name, line, dots=dots))
     below = "clients, from the worst to the best"
-    unit = axis_of(courses[0].metric)
-    return lines("clients", f"Test {metric} of each client", unit, series, percent=scale.percent, below=below)
+    return lines("clients", f"Test {metric} of each client", axis_of(courses[0].metric), series, scale.percent, below)
 
 
 def plane(
-    name: str,
-    title: str,
-    points: Points,
-    members: Sequence[Member],
-    accuracy: Mapping[str, float],
-    axes: Sequence[str],
-    scale: Scale,
+    name: str, title: str, points: Points, members: Sequence[Member], accuracy: Scores, axes: Texts, scale: Scale
 ) -> Markup:
     """Return clients as `points` `(clients, 2)` in a plane, coloured by their disclosed classes, else by accuracy.
 
     `members` are in the same order; `accuracy` is the selecting metric on test examples by name, `axes` both labels.
     """
-    size, margin, count = 420.0, 34.0, len(members)
+    size, margin, count = SIZE, 34.0, len(members)
     low, high = points.min(axis=0), points.max(axis=0)
     middle, reach = (low + high) / 2, max(float((high - low).max()), 1e-12)  # one scale for both axes
     radius = float(np.clip(90 / math.sqrt(count), 2.5, 10))
     values = [accuracy[member.name] for member in members if member.name in accuracy] or [0.0]
     least, most = min(values), max(values)
+    spots = [(size / 2 + float(x), size / 2 - float(y)) for x, y in (points - middle) / reach * (size - 2 * margin)]
     marks = [tag("rect", x=1, y=1, width=size - 2, height=size - 2, rx=8, class_="ground")]
-    for member, (x, y) in zip(members, (points - middle) / reach * (size - 2 * margin), strict=True):
-        at = (size / 2 + float(x), size / 2 - float(y))
+    for member, at in zip(members, spots, strict=True):
         shade = f"q{_shade(accuracy[member.name], least, most)}" if member.name in accuracy else "none"
         marks.append(tag("g", tag("title", _told(member, accuracy, scale)), *_point(member, at, radius, shade, count)))
-        if count <= NAMED:
-            side, style = (-1, "tick end") if at[0] > size / 2 else (1, "tick")
-            text = member.name if len(member.name) <= 14 else f"{member.name[:13]}…"
-            marks.append(tag("text", text, x=at[0] + side * (radius + 5), y=at[1] + 4.5, class_=style))
-    for text, (x, y, style) in zip(axes, ((size - 10, size - 12, "end"), (12, 22, "")), strict=False):
-        marks.append(tag("text", text, x=x, y=y, class_=f"label {style}"))
+    boxes = [(x, y, radius, radius) for x, y in spots]
+    for text, (x, y, side) in zip(axes, ((size - 10, size - 12, -1), (12, 22, 1)), strict=False):
+        marks.append(tag("text", text, x=x, y=y, class_="label" if side > 0 else "label end"))
+        boxes.append((x + side * LETTER * len(text), y - 4.5, LETTER * len(text), 7.0))
+    if count <= NAMED:
+        marks.extend(_names([member.name for member in members], spots, radius, boxes))
     said = f"{count} clients; those whose embeddings are alike lie close together"
     return picture(name, title, said, (size, size), marks)
 
 
-def _told(member: Member, accuracy: Mapping[str, float], scale: Scale) -> str:
+def _names(names: Texts, spots: Sequence[Point], radius: float, boxes: list[Box]) -> Iterator[Markup]:
+    """Yield names beside points, but none that would cover one of `boxes`: middles, half widths and half heights."""
+    for name, (x, y) in zip(names, spots, strict=True):
+        text = name if len(name) <= 16 else f"{name[:7]}…{name[-8:]}"  # names of a federation differ at their ends
+        half, first, apart = LETTER * len(text), -1 if x > SIZE / 2 else 1, radius + 5
+        places = product((first, -first, 0), (0.0, radius + 9, -radius - 9))
+        for side, under in sorted(places, key=all):  # those in a corner last
+            a, b = x + side * (apart + half), y + under
+            free = all(abs(a - c) >= half + wide or abs(b - d) >= 7 + high for c, d, wide, high in boxes)
+            if free and half < a < SIZE - half and 8 < b < SIZE - 8:
+                boxes.append((a, b, half, 7.0))
+                yield tag("text", text, x=x + side * apart, y=b + 4.5, class_=f"tick {('middle', '', 'end')[side]}")
+                break
+
+
+def _told(member: Member, accuracy: Scores, scale: Scale) -> str:
     parts = [scale.show(accuracy[member.name])] if member.name in accuracy else []
     common = sorted(enumerate(member.shares), key=lambda pair: -pair[1])[:3]
     parts += [f"class {label}: {100 * share:.0f} %" for label, share in common if share >= 0.01]
@@ -147,17 +164,12 @@ def _point(member: Member, at: Point, radius: float, shade: str, count: int) -> 
         return [tag("circle", **disc, class_="point", fill=class_colour(largest))]
     parts, begin = [], 0.0
     for label, share in enumerate(member.shares):
-        if share > 0.005:
-            parts.append(tag("path", d=_slice(at, radius, begin, begin + share), fill=class_colour(label)))
+        if share > 0.005:  # a slice is a dash of a circle as wide as its radius
+            dash = {"pathLength": 1, "stroke_dasharray": f"{share:.4f} 1", "stroke_dashoffset": f"{-begin:.4f}"}
+            half = {"r": radius / 2, "stroke_width": radius, "stroke": class_colour(label)}
+            parts.append(tag("circle", cx=at[0], cy=at[1], fill="none", **half, **dash))
         begin += share
     return [*parts, tag("circle", **disc, class_="ring")]
-
-
-def _slice(at: Point, radius: float, begin: float, end: float) -> str:
-    (x, y), (a, b) = at, (2 * math.pi * begin, 2 * math.pi * end)
-    first = f"{x + radius * math.sin(a):.1f} {y - radius * math.cos(a):.1f}"
-    last = f"{x + radius * math.sin(b):.1f} {y - radius * math.cos(b):.1f}"
-    return f"M{x:.1f} {y:.1f}L{first}A{radius:.1f} {radius:.1f} 0 {int(end - begin > 0.5)} 1 {last}Z"
 
 
 def class_colour(label: int) -> Markup:

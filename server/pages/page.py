@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from markupsafe import Markup
 
 from hyperbloom.common.pages.page import templates
-from hyperbloom.server.pages.charts import style_of
+from hyperbloom.server.pages.charts import class_colour, style_of
+from hyperbloom.server.watch.board import amount, duration
 
 _TEMPLATES = templates("hyperbloom.server.pages")
-_TEMPLATES.globals["style_of"] = style_of
+_TEMPLATES.globals |= {"style_of": style_of, "class_colour": class_colour, "amount": amount, "duration": duration}
 
 
 def render(template: str, **values: object) -> bytes:

@@ -1,7 +1,8 @@
 """A run's report: one self-contained HTML file without scripts. See docs/watching.md."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,17 @@ from hyperbloom.common.gains import of_all
 from hyperbloom.common.metrics import axis_of, scale_of, title_of
 from hyperbloom.common.newcomers import says
 from hyperbloom.common.program.names import by_number
-from hyperbloom.server.pages.charts import Series, class_colour, clients_in_order, lines, plane
+from hyperbloom.server.pages.charts import Series, clients_in_order, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsne, read_embeddings
 from hyperbloom.server.pages.page import render
 from hyperbloom.server.pages.report_data import RunData, read_run_data
 from hyperbloom.server.pages.score_charts import score_charts
 from hyperbloom.server.runs.course import Course
-from hyperbloom.server.runs.lines import ADVICE, REPORT, Line, asked
+from hyperbloom.server.runs.lines import ADVICE, REPORT, asked
 from hyperbloom.server.runs.recorded import flat, read_json, read_summary
-from hyperbloom.server.watch.board import amount, duration
 
 BARS = 24
-"""Most clients that have bars of their own."""
+"""Most clients that have bars of their own, and answers that are not folded away."""
 
 WORST = 8
 """Number of clients named beside a picture of all."""
@@ -55,37 +55,32 @@ def _page(run: RunData) -> bytes:
     scale = main.scale
     sign, of = (1 if scale.rises else -1), main.accuracy
     rival = max(rivals, key=lambda course: sign * course.metrics["test_mean"], default=None)
+    gains = sorted(run.gains.items(), key=lambda pair: by_number(pair[0]))
     of_rival = rival.accuracy if rival else {}
     return render(
         "report.html",
         run=run,
         main=main,
-        amount=amount,
-        duration=duration,
         rival=rival,
         metric=title_of(main.metric),
         scale=scale,
-        share=_share(run),
+        most=scale.longest(chain(*(each.told.values() for each in run.courses))),
         further=list(_further(main)),
         curves=score_charts(run) if main.counts else [],
-        gains=sorted(run.gains.items(), key=lambda pair: by_number(pair[0]))[:ROWS],
+        gains=[(name, told.removeprefix(name).lstrip(": "), gain) for name, (told, gain) in gains[:ROWS]],
+        fold=len(gains) > BARS,
         of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
         advice=read_json(run.folder / ADVICE, None),
         newcomers=says(chosen.newcomers, chosen.metric) if chosen and chosen.newcomers else "",
+        novel={member.name for member in members if run.config.is_novel(member.row)},
         gaps=[sign * (value - of_rival[name]) for name, value in of.items() if name in of_rival],
         left=sum(map(asked, main.rounds)) - main.trained,
         curve=_curve(run) if run.spreads else None,
-        bars=len(of) <= BARS,
         in_order=clients_in_order(run.courses) if len(of) > BARS else None,
         members=members[:ROWS],
         worst_off=sorted(of, key=lambda name: sign * of[name])[:WORST],
         **_map(run),
-        bytes=lines(
-            "bytes",
-            "Bytes of training per client and round",
-            "kB",
-            [Series(way, [(line["round"], _kilobytes(line, way)) for line in main.rounds]) for way in ("down", "up")],
-        ),
+        bytes=lines("bytes", "Bytes of training per client and round", "kB", list(_traffic(main))),
         seconds=_per_round(main, "seconds", {line["round"]: line["seconds"] for line in main.rounds}),
         left_out=sorted(run.left_out.items(), key=lambda pair: (-pair[1].left_out, pair[0])),
         left_out_chart=_per_round(main, "clients left out", run.left_out_in),
@@ -111,13 +106,6 @@ def _curve(run: RunData) -> Markup:
     return lines("curve", title, unit, series, percent=scale.percent)
 
 
-def _share(run: RunData) -> Callable[[float], float]:
-    """Return the function from a client's value to the length of its bar, from 0 to 1."""
-    values = [abs(value) for course in run.courses for value in course.accuracy.values()]
-    most = 100.0 if run.main.scale.percent else max(values, default=0.0) or 1.0
-    return lambda value: max(0.0, value / most)
-
-
 def _further(course: Course) -> Iterator[list[str]]:
     """Yield a row for each metric but the selecting one: its name, mean, worst, pooled, and for how many undefined."""
     found = re.compile(r"test_(.+)_(mean|undefined)")
@@ -136,21 +124,19 @@ def _per_round(course: Course, what: str, values: Mapping[int, float]) -> Markup
     return lines(what.replace(" ", "-"), f"{what} by round".capitalize(), what, [Series(what, points)])
 
 
-def _kilobytes(line: Line, way: str) -> float:
-    return float(line.get(f"bytes_{way}", 0)) / 1e3 / max(1, asked(line))
+def _traffic(course: Course) -> Iterator[Series]:
+    for way in ("down", "up"):
+        each = ((line["round"], line.get(f"bytes_{way}", 0) / 1e3 / max(1, asked(line))) for line in course.rounds)
+        yield Series(way, list(each))
 
 
 def _map(run: RunData) -> dict[str, Any]:
     embeddings = read_embeddings(run.folder / "hypernetwork.safetensors")
-    members, accuracy = run.members.clients, run.main.accuracy
+    members, accuracy, scale = run.members.clients, run.main.accuracy, run.main.scale
     if embeddings is None or len(embeddings) != len(members) or len(embeddings) < 2:
         return {"pca": None}
-    scale = run.main.scale
-    points, axes = flatten_by_pca(embeddings)
-    flat = flatten_by_tsne(embeddings)
-    occurring = {label for member in members for label, share in enumerate(member.shares) if share > 0.005}
+    (points, axes), flat = flatten_by_pca(embeddings), flatten_by_tsne(embeddings)
     return {
         "pca": plane("pca", "Embeddings by PCA", points, members, accuracy, axes, scale),
         "tsne": None if flat is None else plane("tsne", "Embeddings by t-SNE", flat, members, accuracy, (), scale),
-        "classes": [(label, class_colour(label)) for label in sorted(occurring)],
     }

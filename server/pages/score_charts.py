@@ -6,6 +6,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 from torch import Tensor
 
+from hyperbloom.common.metrics import figure
 from hyperbloom.common.tasks import GRID, REACH, TaskSpec, make_task
 from hyperbloom.common.tasks.measures import regrouped
 from hyperbloom.server.pages.charts import STYLES, Series, lines
@@ -50,18 +51,12 @@ def _curves(bins: Tensor) -> list[ScoreChart]:
         calibration.append(Series(names[-1], [(10.0 * tenth + 5, share) for tenth, share in shares if share == share]))
     if not roc:
         return []
-    ideal = Series("chance", [(0.0, 0.0), (100.0, 100.0)])
-    right, below = "true positives, %", "false positives, %"
-    charts = [
-        ("ROC", lines("roc", "ROC curves", right, [*roc, ideal], percent=True, below=below), [*names, "chance"]),
-        (
-            "Calibration",
-            lines("calibration", "Calibration", "positive, %", [*calibration, ideal], True, "predicted probability, %"),
-            [*names, "calibrated"],
-        ),
-    ]
+    chance, ideal = (Series(name, [(0.0, 0.0), (100.0, 100.0)]) for name in ("chance", "calibrated"))
+    first = lines("roc", "ROC curves", "true positives, %", [*roc, chance], True, "false positives, %")
+    second = lines("calibration", "Calibration", "positive, %", [*calibration, ideal], True, "predicted probability, %")
     note = "All clients' test examples together, from the scores in bins that all of them disclosed."
-    return [ScoreChart(*chart, note) for chart in charts]
+    named = ("ROC", first, [*names, chance.name]), ("Calibration", second, [*names, ideal.name])
+    return [ScoreChart(*each, note) for each in named]
 
 
 def _against(grids: Tensor, means: Sequence[float], deviations: Sequence[float]) -> Iterator[ScoreChart]:
@@ -79,10 +74,6 @@ def _against(grids: Tensor, means: Sequence[float], deviations: Sequence[float])
         marks.append(frame.line([(low, low), (high, high)], "s1 other"))
         said = "dots on the line are right; a larger dot is more examples"
         chart = picture(f"target-{target}", "Target against prediction", said, (frame.width, frame.height), marks)
-        told = f"All clients' test examples, in cells of {side:.3g}. On the line predictions are right."
-        yield ScoreChart(
-            f"Target {target} against prediction" if len(grids) > 1 else "Target against prediction",
-            chart,
-            ["examples", "right"],
-            told,
-        )
+        told = f"All clients' test examples, in cells of {figure(side)}. On the line predictions are right."
+        which = f"Target {target} against prediction" if len(grids) > 1 else "Target against prediction"
+        yield ScoreChart(which, chart, ["examples", "right"], told)

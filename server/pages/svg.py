@@ -63,16 +63,16 @@ class Frame:
             self.height - self.bottom - up * (self.height - self.top - self.bottom),
         )
 
-    def axes(self, below: str, unit: str, whole: bool = True) -> list[Markup]:
-        """Return grid lines with numbers, `whole` ones below, and the labels of both axes."""
+    def axes(self, below: str, unit: str, whole: bool = True, counts: bool = False) -> list[Markup]:
+        """Return grid lines with numbers, `whole` ones below, `counts` beside, and the labels of both axes."""
         marks = []
-        for value in nice_ticks(self.low[1], self.high[1]):
+        for value in nice_ticks(self.low[1], self.high[1], counts):
             x, y = self.at(self.low[0], value)
             marks.append(tag("path", d=f"M{x:.1f} {y:.1f}H{self.width - self.right:.1f}", class_="grid"))
-            marks.append(tag("text", f"{value:,g}", x=x - 7, y=y + 4.5, class_="tick end"))
+            marks.append(tag("text", f"{value:,.10g}", x=x - 7, y=y + 4.5, class_="tick end"))
         for value in nice_ticks(self.low[0], self.high[0], whole):
             x, y = self.at(value, self.low[1])
-            marks.append(tag("text", f"{value:,g}", x=x, y=y + 20, class_="tick middle"))
+            marks.append(tag("text", f"{value:,.10g}", x=x, y=y + 20, class_="tick middle"))
         middle = (self.left + self.width - self.right) / 2
         marks.append(tag("text", below, x=middle, y=self.height - 8, class_="label middle"))
         marks.append(tag("text", unit, x=2.0, y=14.0, class_="label"))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyperbloom.common.config import RunConfig
@@ -26,6 +26,7 @@ class Course:
         metric: the selecting metric; `curve` and `accuracy` are of it, shares in percent.
         counts: sums of the clients' counts on test examples, if all have disclosed them.
         evaluated: the last round with an evaluation.
+        told: as `accuracy`, with that of novel clients.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Course:
     metric: str = "accuracy"
     counts: Sequence[float] = ()
     evaluated: int = 0
+    told: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def scale(self) -> Scale:
@@ -65,7 +67,7 @@ class Course:
 
 
 def read_course(name: str, place: Path, selection: Selection | None, novel: Set[str] = frozenset()) -> Course:
-    """Read a strategy's course from the lines in `place`, without the accuracy of `novel` clients."""
+    """Read a strategy's course from the lines in `place`, with the accuracy of `novel` clients apart."""
     lines = list(read_lines(place / METRICS))
     rounds = {line["round"]: line for line in reversed(lines)}  # a round's first line is the one of its training
     curve = {line["round"]: line["test_mean"] for line in lines if "test_mean" in line}
@@ -80,4 +82,5 @@ def read_course(name: str, place: Path, selection: Selection | None, novel: Set[
         chosen.metric,
         chosen.counts,
         max((line["round"] for line in lines if "metric" in line), default=0),
+        chosen.test_accuracy,
     )

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import torch
 from torch import nn
@@ -150,7 +151,8 @@ class Export:
         if answer:
             remarks += [f"{answer[0]}."]
             if answer[1].chosen != name:
-                remarks += [f"It has chosen {MODELS[answer[1].chosen]}, not this; {_on_its_machine(self.trained.run)}"]
+                there = _on_its_machine(self.trained.run, quote(client.client_id))
+                remarks += [f"It has chosen {MODELS[answer[1].chosen]}, not this; {there}"]
         return Card(f"Personal model of {client.client_id}", origin, sent, self._guarantee(client), tuple(remarks))
 
     def _guarantee(self, client: Client) -> tuple[str, ...]:
@@ -178,8 +180,8 @@ def _check(strategy: Algorithm, run: Path) -> None:
         raise ConfigError(f"{name}: each client trains the model that it gets before it uses it; {there}")
 
 
-def _on_its_machine(run: Path) -> str:
-    """Return what to run on the client's machine. Virtual and local clients keep their state in the run folder."""
+def _on_its_machine(run: Path, name: str = "NAME") -> str:
+    """Return what a client runs on its machine. Virtual and local clients keep their state in the run folder."""
     states = run / "clients"
-    state = f" --state-dir {states}/NAME" if states.is_dir() and any(states.iterdir()) else ""
-    return f"on its machine run: flower-client export --client-id NAME{state} --data ... --out DIR"
+    state = f" --state-dir {states}/{name}" if states.is_dir() and any(states.iterdir()) else ""
+    return f"on its machine run: flower-client export --client-id {name}{state} --data ... --out DIR"

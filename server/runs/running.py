@@ -10,11 +10,13 @@ from pathlib import Path
 from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
+from hyperbloom.common.data import data_source
 from hyperbloom.common.errors import FULL, DiskError, HyperbloomError
 from hyperbloom.common.newcomers import says
 from hyperbloom.common.program.device import limit_threads, pick_device
 from hyperbloom.server.grids.engine import open_grid
 from hyperbloom.server.grids.fleet import Machines, Say, check_port, log_to
+from hyperbloom.server.grids.local_clients import client_settings
 from hyperbloom.server.loop.listener import Listener, Selection
 from hyperbloom.server.loop.post import Grid
 from hyperbloom.server.loop.session import Session, check_run
@@ -111,8 +113,14 @@ def run_federation(
     pick_device(machines.device, mps=False)
     for spec in machines.track:
         find_tracker(spec)
-    if not grid and machines.engine == "grpc" and machines.port and not machines.superlink:
-        check_port(machines.host, machines.port)
+    if not resume and machines.engine == "inline":  # missing data are told before there is a folder; others stay open
+        source = data_source(first := client_settings(config, 0, Path()).data)
+        source.client(first.partition)
+    if not grid and machines.engine == "grpc":
+        for line in machines.make_certificates():
+            print_line(console, line)
+        if machines.port and not machines.superlink:
+            check_port(machines.host, machines.port)
     folder = resume or new_run_folder(run_dir, config.strategy, anew=anew)
     view, say = TerminalView(console), partial(print_line, console)
     say(f"run folder: {folder}")

@@ -146,11 +146,16 @@ class Board:
 
     def sentence(self) -> str:
         """Return the last evaluation as a line for output that is no terminal."""
-        number = self._evaluated["round"]
-        pace = "before training"
-        if number and self.pace:
-            pace = f"{self.pace:.1f} rounds/s  {(self.rounds - number) / self.pace:.0f} s left"
-        return f"{self.name}: round {number}/{self.rounds}  {self.title} {_figures(self._evaluated)}  {pace}"
+        number, rate = self._evaluated["round"], self.pace
+        left = (
+            f"{self._tempo()}  {duration((self.rounds - number) / rate)} left" if number and rate else "before training"
+        )
+        return f"{self.name}: round {number}/{self.rounds}  {self.title} {_figures(self._evaluated)}  {left}"
+
+    def _tempo(self) -> str:
+        """Return the pace as text, or nothing before the first round."""
+        rate = self.pace or 0.0
+        return f"{rate:.1f} rounds/s" if rate >= 1 else f"{duration(1 / rate)} a round" if rate else ""
 
     def render(self) -> RenderableType:
         """Return the board for a terminal. Its thread draws while others add lines and events."""
@@ -167,15 +172,13 @@ class Board:
         return Group(self._head(), rows)
 
     def _head(self) -> RenderableType:
-        rate = self.pace or math.inf
-        pace = f"{duration(1 / rate)} a round" if rate < 1 else f"{rate:.1f} rounds/s" if self.pace else ""
         left = f"{duration(self.seconds_left)} left" if self.seconds_left and not self.closed else ""
         head = Table.grid(padding=(0, 2))
         head.add_row(
             Text(self.name, style="bold"),
             ProgressBar(total=self.rounds, completed=self.done, width=24),
             f"{self.done}/{self.rounds}",
-            Text(pace, style="cyan"),
+            Text(self._tempo(), style="cyan"),
             Text(left, style="cyan"),
         )
         return head
@@ -222,16 +225,12 @@ def amount(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return a number of seconds as text: 30 ms, 12 s, 3:04 min, 2:15 h."""
-    if 0 < seconds < 0.1:
-        return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+        return f"{1000 * seconds:.0f} ms" if 0 < seconds < 0.1 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
+    return f"{minutes // 60}:{minutes % 60:02d} h"
 
 
 def _figures(line: Any) -> str:

@@ -83,7 +83,7 @@ def test_the_answer_in_a_sentence(told: Gain, says: str) -> None:
 
 def test_the_answer_of_other_metrics_has_their_unit() -> None:
     told = Gain("common", 0.5, 0.25, 0.75, ("personal", "common", "alone"), (2.0, 1.5, 2.0))
-    assert "gains 0.5 of R2 (0.25 to 0.75) over training alone" in sentence("ward-7", told, "r2")
+    assert "gains 0.5000 of R2 (0.2500 to 0.7500) over training alone" in sentence("ward-7", told, "r2")
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,15 @@ def test_the_answer_of_other_metrics_has_their_unit() -> None:
     [
         (
             (0.5, 0.25, 0.75),
-            "ward-7 gains a 0.5 lower RMSE (0.25 lower to 0.75 lower) than training alone with",
+            "ward-7 gains a 0.5000 lower RMSE (0.2500 lower to 0.7500 lower) than training alone with",
         ),
         (
             (-0.5, -2, 1),
-            "ward-7: no difference can be seen; it has a 0.5 higher RMSE (2 higher to 1 lower) than training",
+            "ward-7: no difference can be seen; it has a 0.5000 higher RMSE (2.000 higher to 1.000 lower) than",
         ),
         (
             (-0.5, -2, -0.1),
-            "ward-7: train alone; the test examples show a 0.5 higher RMSE (2 higher to 0.1 higher) than",
+            "ward-7: train alone; the test examples show a 0.5000 higher RMSE (2.000 higher to 0.1000 higher) than",
         ),
     ],
 )
@@ -112,7 +112,7 @@ def test_of_what_falls_it_is_said_whether_it_is_lower_or_higher(bounds: tuple[fl
     )
     assert f"a 5.0 points {'lower' if bounds[0] > 0 else 'higher'} calibration error (" in points
     mean = of_all([told, told], "rmse")
-    assert mean.startswith(f"2 clients have a 0.5 {'lower' if bounds[0] > 0 else 'higher'} RMSE (")
+    assert mean.startswith(f"2 clients have a 0.5000 {'lower' if bounds[0] > 0 else 'higher'} RMSE (")
 
 
 def test_the_mean_over_clients_has_an_interval_and_counts_who_gains() -> None:
@@ -120,9 +120,11 @@ def test_the_mean_over_clients_has_an_interval_and_counts_who_gains() -> None:
     gains["ward-4"] = gain("alone", 0.0, 0.0, 0.0)
     text = of_all(gains.values(), "accuracy")
     assert text.startswith("5 clients gain 2.4 points (")
-    assert text.endswith("over training alone on average: 4 gain for sure, 1 keep what they trained alone")
+    assert text.endswith(
+        " on average; each by its own 95 % interval: 4 better, 0 worse; kept what was trained alone: 1"
+    )
     gains["ward-5"] = gain(value=-0.03, low=-0.05, high=-0.01)
-    assert of_all(gains.values(), "accuracy").endswith(", 1 keep what they trained alone, 1 lose for sure")
+    assert of_all(gains.values(), "accuracy").endswith(": 4 better, 1 worse; kept what was trained alone: 1")
     alone = of_all([gain()], "accuracy")
     assert alone.startswith("1 client gains 3.1 points over") and " (" not in alone
     lone = gain("alone", 0.0, 0.0, 0.0)

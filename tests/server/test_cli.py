@@ -532,8 +532,19 @@ def test_clients_that_do_not_come_end_the_run_with_four(
         (["--split", "owner"], "expected data that name their owners, found digits without"),
     ],
 )
-def test_data_that_are_not_there_are_told_at_once(refused: Callable[..., str], data: list[str], reason: str) -> None:
+def test_data_that_are_not_there_are_told_at_once(
+    refused: Callable[..., str], tmp_path: Path, data: list[str], reason: str
+) -> None:
     assert reason in refused(*data)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_first_start_with_a_wrong_name_makes_no_certificates(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "found 'pfedhm'" in refused("--strategy", "pfedhm", engine="grpc")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_port_that_is_taken_ends_with_five(refused: Callable[..., str]) -> None:

@@ -39,6 +39,7 @@ def test_a_page_is_one_file_that_escapes_names(tmp_path: Path) -> None:
     page = (tmp_path / "p.html").read_text()
     assert page.count("data:image/png;base64,") == 1 and "file: a&lt;i&gt;" in page and "&lt;b&gt;" in page
     assert "cell &amp; wall" in page and "> ground" not in page and "http-equiv" in page and "<script" not in page
+    assert 'name="viewport"' in page, "or a phone shows it tiny"
 
 
 def test_a_mask_replaces_no_file(tmp_path: Path) -> None:

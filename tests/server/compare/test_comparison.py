@@ -18,12 +18,13 @@ from hyperbloom.common.config import RunConfig, load_run_config
 from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.common.models import ModelSpec, full_layout
 from hyperbloom.server.cli import main
-from hyperbloom.server.compare import comparison
+from hyperbloom.server.compare import comparison, table
 from hyperbloom.server.compare.comparison import Cell, open_comparison, plan
 from hyperbloom.server.compare.table import markdown, read_results, write_table
 from hyperbloom.server.live.run import how_far
 from hyperbloom.server.loop.listener import RoundReport
 from hyperbloom.server.runs.checkpoint import locked
+from hyperbloom.server.runs.course import Course
 from hyperbloom.server.watch.tracking import tracked
 from hyperbloom.server.watch.view import TerminalView
 
@@ -178,7 +179,7 @@ def test_the_page_needs_nothing_else_and_says_what_the_table_says(out: Path) -> 
     assert len(page.styled("band")) == len(rows), "the range over seeds"
     curves = list(csv.DictReader(io.StringIO((out / "curves.csv").read_text())))
     first = np.mean([float(row["test_mean"]) for row in curves if (row["strategy"], row["round"]) == ("pfedhn", "2")])
-    assert f"pfedhn goes from {first:.3g} to " in page.text
+    assert f"pfedhn goes from {first:.1f} to " in page.text
 
 
 # ---------------------------------------------------------------------- going on
@@ -444,6 +445,21 @@ def test_clients_that_were_not_evaluated_are_told(copy: Path) -> None:
     more = replace(cell, config=cell.config.model_copy(update={"clients": 4}))
     assert "evaluated" not in write_table(copy, [cell])
     assert "local-seed0: 3 of 4 clients were evaluated\n" in write_table(copy, [more])
+    novel = replace(cell, config=more.config.model_copy(update={"novel": 25}))
+    assert "evaluated" not in write_table(copy, [novel]), "it has no model of its own"
+
+
+def test_bars_of_errors_are_as_long_as_the_largest_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "comparison.yaml").write_text("")
+    line = {"round": 1, "seconds": 1.0, "clients": 2}
+    figures = {"test_mean": 50.0, "test_std": 40.0, "test_worst": 90.0}
+    course = Course("local", [line], {1: 50.0}, 1, figures, {"a": 10.0, "b": 90.0}, "rmse")
+    cell = Cell("local", RunConfig(strategy="local", clients=2, cohort=2), tmp_path / "local-seed0")
+    monkeypatch.setattr(table, "read_results", lambda cells: {"local": [(cell, course)]})
+    write_table(tmp_path, [cell])
+    page = Page(tmp_path / "comparison.html")
+    assert [each["style"] for each in page.all("i")][:2] == ["--v:0.5556", "--v:1.0000"]
+    assert "The RMSE of local is 50.00 on the clients' test examples" in page.text
 
 
 def test_programs_get_the_table_as_json_and_nothing_else(

@@ -169,8 +169,8 @@ def test_the_folders_are_runs_of_the_settings_and_the_best_one_is_a_configuratio
     table = (out / "tuned.md").read_text()
     for path, value in val.items():
         (row,) = [line for line in table.splitlines() if line.startswith(f"| {setting(path)} ")]
-        assert row.endswith(f" {value:.4g} |")
-    assert table.splitlines()[0].split(" | ")[1:] == ["1 rounds", "2 rounds", "4 rounds |"]
+        assert row.endswith(f" {value:.2f} |")
+    assert table.splitlines()[0].split(" | ")[1:] == ["1 round", "2 rounds", "4 rounds |"]
 
 
 def setting(path: Path) -> str:
@@ -235,13 +235,18 @@ def test_a_setting_counts_by_its_mean_over_seeds(tmp_path: Path) -> None:
     for one, rate in enumerate(("0.01", "0.1")):
         found = [json.loads((tmp_path / f"out/1-{one}-seed{seed}/summary.json").read_text()) for seed in (3, 4)]
         mean = sum(each["local"]["metrics"]["val_mean"] for each in found) / 2
-        assert re.search(rf"local.learning_rate={rate} +\| +{mean:.4g} \|", table)
+        assert re.search(rf"local.learning_rate={rate} +\| +{mean:.2f} \|", table)
     assert load_run_config(tmp_path / "out/tuned.yaml", {}).seed == 3
 
 
 @pytest.mark.parametrize(
     ("score", "metric", "shown"),
-    [(-0.2007, "r2", "-0.2007"), (-3.0, "rmse", "3"), (91.25, "accuracy", "91.25"), (tuning.WORST, "r2", "inf")],
+    [
+        (-0.2007, "r2", "-0.2007"),
+        (-58443.6, "rmse", "58,444"),
+        (91.25, "accuracy", "91.25"),
+        (tuning.WORST, "r2", "inf"),
+    ],
 )
 def test_a_score_has_its_own_sign(score: float, metric: str, shown: str) -> None:
     assert tuning._shown(score, metric) == shown

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from hyperbloom.common.metrics import scale_of
+from hyperbloom.common.pages.page import templates
 from hyperbloom.server.live.parts import ROWS, _in_order, overview_parts, run_parts
 from hyperbloom.server.live.run import LiveRun
 from hyperbloom.server.pages.page import render
@@ -35,7 +37,19 @@ def test_figures_curve_map_and_gains(tmp_path: Path) -> None:
     assert "0 of 3 clients are ahead of local." in parts["figures"]
     assert parts["curve"].count('class="line') == 2  # pfedhn and local
     assert "<circle" in parts["map"]
+    assert "Coloured by test accuracy" in parts["map"] and '60.0 %<span class="ramp"></span>62.0 %' in parts["map"]
     assert "complete" in parts["head"] and "pfedhn, local" in parts["head"]
+
+
+def test_one_client_is_told_in_the_singular(tmp_path: Path) -> None:
+    parts = parts_of(Recording(tmp_path, names=("a",)).whole())
+    assert "0 of 1 client is ahead of local." in parts["figures"]
+
+
+def test_what_a_client_is_ahead_has_a_sign_and_the_digits_of_its_metric() -> None:
+    signed = templates("hyperbloom.server.pages").get_template("tile.html").module.signed  # type: ignore[attr-defined]
+    told = [(scale_of(name), value) for name, value in (("rmse", 58443.6), ("rmse", -0.5), ("accuracy", 2.04))]
+    assert [signed(*each).strip() for each in told] == ["+58,444", "-0.5000", "+2.0"]
 
 
 def test_what_clients_say_is_text(tmp_path: Path) -> None:
@@ -68,7 +82,7 @@ def test_the_list_of_runs(tmp_path: Path) -> None:
     folders = {name: Recording(tmp_path / name).whole() for name in ("one", "t&wo")}
     text = str(overview_parts(folders)["runs"])
     assert 'href="/run/t%26wo"' in text and "t&amp;wo" in text
-    assert text.count("61.0 %") == 2 and "side by side" in text
+    assert text.count("61.0 % accuracy") == 2 and "side by side" in text
 
 
 def test_a_complete_run_is_listed_as_such_however_large_it_is(tmp_path: Path) -> None:

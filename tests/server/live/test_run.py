@@ -141,7 +141,7 @@ def test_once_for_people_and_for_programs(tmp_path: Path) -> None:
     recording.go(2, b="out of memory")
     recording.go(3)
     assert how_far(tmp_path, False).splitlines() == [
-        "pfedhn: round 2/6  accuracy mean 21.0 %, worst client 20.0 %  2.0 rounds/s  2 s left",
+        "pfedhn: round 2/6  accuracy mean 21.0 %, worst client 20.0 %  2.0 rounds/s  2.0 s left",
         "stopped: pfedhn: round 3 of 6",
     ]
     told = json.loads(how_far(tmp_path, True))

@@ -261,6 +261,14 @@ def test_a_novel_client_does_not_let_rounds_go_by_while_the_others_are_away(
     assert any(text.startswith("none of the clients that are here can be trained; waiting") for text in run.events)
 
 
+def test_who_never_trains_a_model_of_its_own_has_no_score(crew: Callable[..., Crew]) -> None:
+    run = everyone(crew(clients=3, cohort=2, rounds=1, eval_every=1, novel=30), *"abc")
+    run.run()
+    evaluation = run.told.reports[-1].outcome.evaluation
+    assert evaluation is not None and list(evaluation.scores) == ["a", "b"]
+    assert "novel_test_mean" not in evaluation.metrics()
+
+
 def test_waiting_for_busy_clients_in_vain_says_so(crew: Callable[..., Crew]) -> None:
     run = crew(clients=2, cohort=2, rounds=3, eval_every=3, round_timeout_s=1.0, join_timeout_s=20.0)
     for node, name in ((2, "a"), (3, "b")):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.gains import Gain, sentence
 from hyperbloom.server.cli import main
 from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.listener import Selection
@@ -118,7 +119,7 @@ def test_points_are_coloured_by_what_is_known(tmp_path: Path, shares: tuple[floa
     page = Page(write_report(Recording(tmp_path, shares=disclosed).whole()))
     assert f"Coloured {coloured}" in page.text
     if shares:
-        slices = [each["d"] for name, each in page.elements if name == "path" and "A" in str(each["d"])]
+        slices = [each["stroke"] for each in page.all("circle") if "stroke-dasharray" in each]
         assert len(slices) == 4  # two pies of two classes
         assert len([each for each in page.styled("point") if each.get("fill")]) == 1  # all of one class
         assert "class 0" in page.text and "class 1" in page.text and "class 2 " not in page.text
@@ -138,7 +139,7 @@ def test_what_failed_and_when(tmp_path: Path) -> None:
         ["b", "2", "2", "no reply"],
         ["c", "1", "2", "MemoryError"],
     ]
-    assert "3 in all, in 2 rounds" in page.text
+    assert "3 in all, in 2 rounds" in page.text and "UTC not finished pfedhn" in page.text
     (event,) = page.tables["All of them are in events.jsonl"][1:]
     assert event[1:] == ["round 3 of pfedhn", "b left"]
     assert "not finished" in page.text
@@ -165,9 +166,13 @@ def test_a_run_of_one_client_and_one_round_is_told_in_the_singular(tmp_path: Pat
     run.begin("pfedhn")
     run.go(1)
     run.folder.event("a left")
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    (tmp_path / "environment.json").write_text(json.dumps(environment | {"commit": None}))
     page = Page(write_report(tmp_path))
+    assert ["commit", "\u2013"] in page.tables[""]
     assert "After 1 round of pfedhn, 1 client is right on 10.0 % of their test examples" in page.text
     assert "There is no map of a single client." in page.text
+    assert any(each["r"] == "5" for each in page.styled("dot s0"))
     assert "Who came, left and was refused: 1 event " in page.text
 
 
@@ -181,8 +186,7 @@ def test_clients_that_are_worse_off_than_with_the_best_of_the_others_are_counted
         run.folder.selected(Selection(6, Evaluated(scores).metrics(), accuracy), run.state, run.roster)
     text = Page(write_report(tmp_path)).text
     assert (
-        "6.7 points ahead of local, the best of the others; 1 of 3 clients are better off than with it, 1 worse."
-        in text
+        "6.7 points ahead of local, the best of the others; 1 of 3 clients is better off than with it, 1 worse." in text
     )
 
 
@@ -195,6 +199,23 @@ def test_novel_clients_are_scored_apart(tmp_path: Path) -> None:
     assert sorted(data.main.accuracy) == ["a", "b"]
     spreads = [(spread[0], spread[-1]) for spread in data.spreads.values()]
     assert spreads == [(20.0, 21.0), (40.0, 41.0), (60.0, 61.0)]
+    page = Page(write_report(tmp_path))
+    rows = page.tables["Test accuracy in percent, at the round that validation selected"]
+    assert [(row[0], row[3]) for row in rows[2:4]] == [("b", "61.0"), ("c (novel)", "62.0")]
+    assert page.text.count("c (novel)") == 2 and len(page.styled("bar s0")) == 3, "it has a bar, too"
+
+
+@pytest.mark.parametrize("clients", [3, BARS + 1])
+def test_answers_say_a_name_once_and_those_of_many_clients_are_folded_away(tmp_path: Path, clients: int) -> None:
+    Recording(tmp_path).whole()
+    gain = Gain("personal", 0.031, 0.012, 0.05, ("personal", "alone"), (0.9, 0.8))
+    names = [f"ward-{number}" for number in range(clients)]
+    told = [{"client": each, "says": sentence(each, gain, "accuracy"), "gain": vars(gain)} for each in names]
+    (tmp_path / "gains.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    page = Page(write_report(tmp_path))
+    rows = page.tables["Test accuracy in percent"][1:]
+    assert len(rows) == clients and rows[2][0] == "ward-2" and rows[2][4].startswith("gains 3.1 points (1.2 to 5.0)")
+    assert (f"The answer of each client: {clients}" in page.text) == (clients > BARS)
 
 
 def test_what_a_newcomer_may_expect_is_said(tmp_path: Path) -> None:

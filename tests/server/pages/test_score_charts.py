@@ -27,7 +27,8 @@ def test_perfect_scores_are_a_corner_and_calibrated() -> None:
     roc, calibration = score_charts(run("multilabel", 20 * (2 * labels - 1), labels))
     assert (roc.title, calibration.title) == ("ROC", "Calibration")
     assert roc.names == ["positive", "chance"] and calibration.names == ["positive", "calibrated"]
-    assert "goes from 0 to 100" in roc.chart and "disclosed" in roc.note
+    assert "chance goes from 0.0 to 100.0" in roc.chart and "calibrated goes from" in calibration.chart
+    assert "goes from 0.0 to 100.0" in roc.chart and "disclosed" in roc.note
 
 
 def test_labels_that_are_never_seen_have_no_curve() -> None:
@@ -38,8 +39,8 @@ def test_labels_that_are_never_seen_have_no_curve() -> None:
 
 
 def test_chance_has_a_colour_of_its_own() -> None:
-    labels = torch.tensor([[0.0] * 9, [1.0] * 9])
-    roc, _ = score_charts(run("multilabel", torch.zeros(2, 9), labels))
+    labels = torch.tensor([[0.0] * 13, [1.0] * 13])
+    roc, _ = score_charts(run("multilabel", torch.zeros(2, 13), labels))
     assert len({style_of(index) for index, _ in enumerate(roc.names)}) == len(roc.names)
 
 
@@ -47,6 +48,12 @@ def test_targets_that_hardly_differ_have_numbers_on_both_axes() -> None:
     labels = torch.randn(50, 1, generator=torch.Generator().manual_seed(0))
     (chart,) = score_charts(run("regression", labels.clone(), labels, (0.5, 0.05)))
     assert chart.chart.count('class="tick middle"') >= 3
+
+
+def test_large_targets_have_no_exponents() -> None:
+    labels = torch.randn(50, 1, generator=torch.Generator().manual_seed(0))
+    (chart,) = score_charts(run("regression", labels.clone(), labels, (2e6, 3.3e5)))
+    assert "e+" not in chart.chart + chart.note and ">2,000,000<" in chart.chart
 
 
 @pytest.mark.parametrize("targets", [1, 2])

@@ -33,6 +33,13 @@ def test_the_pace_is_that_of_the_last_rounds() -> None:
     assert board.seconds_left == pytest.approx((1000 - 100 - PACE_OVER) * 2)
 
 
+def test_a_slow_pace_is_told_as_the_time_of_a_round() -> None:
+    board = Board("pfedhn", 10)
+    board.add_round(line(1, 75.0, test_mean=50.0, test_worst=40.0))
+    assert board.sentence().endswith("  1:15 min a round  11:15 min left")
+    assert "1:15 min a round" in shown(board)
+
+
 def test_a_late_evaluation_does_not_turn_the_round_back() -> None:
     board = Board("pfedhn", 10)
     board.add_round(line(5, 5.0))

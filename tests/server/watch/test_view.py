@@ -160,7 +160,7 @@ def test_without_a_terminal_an_evaluation_is_a_line(now: None) -> None:
     view.round_done(report(10))
     view.phase_done(strategy())
     view.close()
-    assert text(shown) == ("pfedhn: round 10/20  accuracy mean 50.0 %, worst client 25.0 %  2.0 rounds/s  5 s left\n")
+    assert text(shown) == ("pfedhn: round 10/20  accuracy mean 50.0 %, worst client 25.0 %  2.0 rounds/s  5.0 s left\n")
 
 
 def test_an_evaluation_without_the_selecting_metric_says_that_it_cannot_be_selected(now: None) -> None:
@@ -185,7 +185,7 @@ def test_each_strategy_is_timed_from_its_own_start(now: None) -> None:
         view.round_done(report(20))
     lines = text(shown).splitlines()
     assert [line.split(":")[0] for line in lines] == ["pfedhn", "local"]
-    assert all(line.endswith("2.0 rounds/s  0 s left") for line in lines)
+    assert all(line.endswith("2.0 rounds/s  0.0 s left") for line in lines)
 
 
 def test_events_are_lines_with_the_time(now: None) -> None:

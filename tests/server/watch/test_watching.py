@@ -16,9 +16,9 @@ from hyperbloom.server.watch.watching import is_running, watch
 from ..recorded import Recording, some_config
 
 WHOLE = [
-    "pfedhn: round 2/6  accuracy mean 21.0 %, worst client 20.0 %  2.0 rounds/s  2 s left",
-    "pfedhn: round 4/6  accuracy mean 41.0 %, worst client 40.0 %  2.0 rounds/s  1 s left",
-    "pfedhn: round 6/6  accuracy mean 61.0 %, worst client 60.0 %  2.0 rounds/s  0 s left",
+    "pfedhn: round 2/6  accuracy mean 21.0 %, worst client 20.0 %  2.0 rounds/s  2.0 s left",
+    "pfedhn: round 4/6  accuracy mean 41.0 %, worst client 40.0 %  2.0 rounds/s  1.0 s left",
+    "pfedhn: round 6/6  accuracy mean 61.0 %, worst client 60.0 %  2.0 rounds/s  0.0 s left",
 ]
 
 
