@@ -24,6 +24,7 @@ from hyperbloom.common.secrecy.keys import make_key, public_pem, sign
 from hyperbloom.common.secrecy.token import HEADER
 
 WAIT_S = 20.0
+HEARTBEAT_S = flower.constant.HEARTBEAT_DEFAULT_INTERVAL
 """Seconds that a call for an order may wait. Routers forget connections that are silent for minutes."""
 
 ANSWER_S = 60.0
@@ -68,9 +69,7 @@ class Connection:
         """Let the server know of the node, and keep it informed that the node is here."""
         if self._registers:
             self._call("RegisterNode", flower.fleet.RegisterNodeFleetRequest(public_key=self._public))
-        here = flower.fleet.ActivateNodeRequest(
-            public_key=self._public, heartbeat_interval=flower.constant.HEARTBEAT_DEFAULT_INTERVAL
-        )
+        here = flower.fleet.ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_S)
         shown = ((HEADER, self._token),) if self._token else ()
         self.node_id = self._call("ActivateNode", here, headers=shown).node_id
         threading.Thread(target=self._beat, daemon=True).start()
@@ -179,13 +178,11 @@ class Connection:
 
     def _beat(self) -> None:
         """Send heartbeats. One that fails is not told: the main thread meets the same error."""
-        request = flower.heartbeat.SendNodeHeartbeatRequest(
-            node=self._node, heartbeat_interval=flower.constant.HEARTBEAT_DEFAULT_INTERVAL
-        )
+        request = flower.heartbeat.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_S)
         pause = 0.0
         while not self._over.wait(pause):
             try:
                 self._call_once("SendNodeHeartbeat", request, flower.constant.HEARTBEAT_CALL_TIMEOUT)
-                pause = flower.constant.HEARTBEAT_DEFAULT_INTERVAL * random.uniform(0.6, 0.8)
+                pause = HEARTBEAT_S * random.uniform(0.6, 0.8)
             except (grpc.RpcError, ValueError):  # gRPC raises a ValueError for a closed channel
                 pause = SOON_S

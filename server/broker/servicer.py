@@ -8,11 +8,12 @@ send this header. Flower leaves the content of an announced message empty, so it
 
 from typing import cast
 
-import grpc
+from grpc import ServicerContext
 
 from hyperbloom.common.enclosed import WAIT, enclose, take_enclosed
 from hyperbloom.common.handout import LIST
 from hyperbloom.server.broker import flower
+from hyperbloom.server.broker.flower import fleet
 from hyperbloom.server.broker.handout import Handout
 from hyperbloom.server.broker.limits import MOST_OBJECTS, MOST_REPLIES, Reply, Store
 from hyperbloom.server.broker.state import State
@@ -30,24 +31,20 @@ class Fleet(flower.FleetServicer):
         self.store = cast(Store, self.state.object_store)
         self._replies: dict[str, Reply] = {}  # by session
 
-    def PullMessages(
-        self, request: flower.fleet.PullMessagesRequest, context: grpc.ServicerContext
-    ) -> flower.fleet.PullMessagesResponse:
+    def PullMessages(self, request: fleet.PullMessagesRequest, context: ServicerContext) -> fleet.PullMessagesResponse:
         """Return the next order of a node, with its objects if the caller takes them so."""
         seconds = _wait(context)
         if seconds is None:
             return super().PullMessages(request, context)
         if not self.state.wait_for_order(request.node.node_id, seconds, lambda bell: context.add_callback(bell.set)):
-            return flower.fleet.PullMessagesResponse()
+            return fleet.PullMessagesResponse()
         response = super().PullMessages(request, context)
         for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
             names = [node.object_id for node in flower.objects.iterate_object_tree(tree)]
             enclose(message, ((name, self.store.get(name) or b"") for name in names))
         return response
 
-    def PushMessages(
-        self, request: flower.fleet.PushMessagesRequest, context: grpc.ServicerContext
-    ) -> flower.fleet.PushMessagesResponse:
+    def PushMessages(self, request: fleet.PushMessagesRequest, context: ServicerContext) -> fleet.PushMessagesResponse:
         """Accept the announcement of a reply; cut one with too many objects so that the excess still shows."""
         enclosed = take_enclosed(request.messages_list[0]) if request.messages_list else {}
         for message in request.messages_list:
@@ -74,7 +71,7 @@ class Fleet(flower.FleetServicer):
         return response
 
     def PullObject(
-        self, request: flower.message.PullObjectRequest, context: grpc.ServicerContext
+        self, request: flower.message.PullObjectRequest, context: ServicerContext
     ) -> flower.message.PullObjectResponse:
         """Return an object of an order, or a piece of the backbone."""
         if not request.object_id.startswith(LIST):
@@ -86,7 +83,7 @@ class Fleet(flower.FleetServicer):
         )
 
     def PushObject(
-        self, request: flower.message.PushObjectRequest, context: grpc.ServicerContext
+        self, request: flower.message.PushObjectRequest, context: ServicerContext
     ) -> flower.message.PushObjectResponse:
         """Accept an object of an announced reply."""
         reply = self._replies.get(request.session_id)
@@ -102,7 +99,7 @@ class Fleet(flower.FleetServicer):
         return response
 
 
-def _wait(context: grpc.ServicerContext) -> float | None:
+def _wait(context: ServicerContext) -> float | None:
     """Return how many seconds a call may wait, or None for a client that is not ours."""
     try:
         seconds = float(flower.get_metadata_str(context.invocation_metadata(), WAIT) or "")

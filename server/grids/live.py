@@ -128,10 +128,8 @@ class LiveGrid:
             return {}
         moment, uploads = time.monotonic(), {}
         for metadata, tree in self._superlink.replies(orders):
-            order, objects = (
-                metadata.reply_to_message_id,
-                [node.object_id for node in flower.objects.iterate_object_tree(tree)],
-            )
+            order = metadata.reply_to_message_id
+            objects = [node.object_id for node in flower.objects.iterate_object_tree(tree)]
             allowance = min(self._sizes.get(order, 0) / SLOWEST_LINE, LONGEST_ALLOWANCE_S)
             if order in orders:
                 uploads[order] = _Upload(metadata, objects, list(objects), allowance, moment, moment, moment)
