@@ -48,7 +48,7 @@ class Gain:
 def interval(
     statistic: Callable[[np.ndarray], float], count: int, resamples: int = RESAMPLES, below: float = 0.025
 ) -> tuple[float, float]:
-    """Return the bootstrap interval of a statistic of `count` examples or clients, by default of 95 %.
+    """Return the bootstrap interval of a statistic of `count` examples, by default of 95 %.
 
     The statistic gets their numbers. A share `below` of its distribution lies under the interval, and as much above.
     Percentiles, expanded as in Hesterberg, What Teachers Should Know about the Bootstrap, The American Statistician
