@@ -119,7 +119,7 @@ def test_the_answer_is_in_the_run_folder_on_the_report_and_on_the_card(tmp_path:
     for client in export.clients(None):
         name, (_, _, card) = client.client_id, export.model(client)
         says = sentence(name, gains[name], "accuracy")
-        assert says in page and f"{says}." in card.remarks
+        assert says.removeprefix(f"{name}: ").removeprefix(f"{name} ") in page and f"{says}." in card.remarks
         elsewhere = [remark for remark in card.remarks if "It has chosen" in remark]
         assert bool(elsewhere) == (gains[name].chosen not in ON_SERVER)
         assert all(MODELS[gains[name].chosen] in remark and "flower-client export" in remark for remark in elsewhere)

@@ -98,7 +98,7 @@ def test_less_is_better_for_an_error() -> None:
     advice = of({"local": (3.0, 4.0, 5.0), "pfedhn": (1.0, 2.1, 2.9)}, members(own=[False] * 3), metric="rmse")
     assert (advice.strategy, advice.sure) == ("pfedhn", True)
     assert advice.better_by["local"][0] == pytest.approx(2.0)
-    assert any(line.startswith("pfedhn is better than local by 2 (") for line in advice.says)
+    assert any(line.startswith("pfedhn is better than local by 2.000 (") for line in advice.says)
 
 
 def test_only_strategies_that_use_the_clients_own_networks_are_for_them() -> None:
