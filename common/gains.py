@@ -64,7 +64,7 @@ def interval(
     return float(low), float(high)
 
 
-def students(values: np.ndarray) -> tuple[float, float, float]:
+def mean_and_interval(values: np.ndarray) -> tuple[float, float, float]:
     """Return the mean over clients and its 95 % interval by Student's t: over few clients a bootstrap is too short."""
     from scipy.stats import t
 
@@ -93,7 +93,7 @@ def of_all(gains: Iterable[Gain], metric: str) -> str:
     better, lone = sum(one.low > 0 for one in gains), sum(one.chosen == "alone" for one in gains)
     if lone == len(gains):
         return "1 client keeps what it trained alone" if lone == 1 else f"{lone} clients keep what they trained alone"
-    shown = _shown(students(values) if len(values) > 1 else (float(values.mean()),), metric)
+    shown = _shown(mean_and_interval(values) if len(values) > 1 else (float(values.mean()),), metric)
     verbs = ("gains", "gain") if scale_of(metric).rises else ("has", "have")
     who = f"1 client {verbs[0]}" if len(gains) == 1 else f"{len(gains)} clients {verbs[1]}"
     apart = f"{better} better, {sum(one.high < 0 for one in gains)} worse; kept what was trained alone: {lone}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hyperbloom.common.gains import students
+from hyperbloom.common.gains import mean_and_interval
 from hyperbloom.common.metrics import scale_of, title_of
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -55,7 +55,7 @@ def expect(val: Sequence[Sequence[float]], test: Sequence[Sequence[float]], trai
     values, found = scale.factor * values, np.array(val).mean(1)
     best, count = int(np.argmax(found if scale.rises else -found)), values.shape[1]
     chosen = values[best]
-    _, *bounds = students(chosen) if count > 1 else (0.0, chosen[0], chosen[0])
+    _, *bounds = mean_and_interval(chosen) if count > 1 else (0.0, chosen[0], chosen[0])
     low, high = np.clip(bounds, 0, 100) if scale.percent else bounds  # over two clients it may reach beyond any share
     means = tuple(float(mean) for mean in values.mean(1))
     return Expectation(trained, count, SHARES[best], means, float(low), float(high))

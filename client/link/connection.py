@@ -24,8 +24,9 @@ from hyperbloom.common.secrecy.keys import make_key, public_pem, sign
 from hyperbloom.common.secrecy.token import HEADER
 
 WAIT_S = 20.0
-HEARTBEAT_S = flower.constant.HEARTBEAT_DEFAULT_INTERVAL
 """Seconds that a call for an order may wait. Routers forget connections that are silent for minutes."""
+
+HEARTBEAT_S = flower.constant.HEARTBEAT_DEFAULT_INTERVAL
 
 ANSWER_S = 60.0
 """Most seconds until a call for an order is answered, beyond its wait; then the connection is lost."""

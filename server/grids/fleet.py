@@ -62,7 +62,7 @@ class Machines(Section):
     @property
     def listening(self) -> str:
         """Return where the server listens, as gRPC reads it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self._at(self.host)
 
     @property
     def address(self) -> str:
@@ -81,7 +81,9 @@ class Machines(Section):
             is_number = ":" in each or each.replace(".", "").isdecimal()
             return is_number + (is_number and each not in own)
 
-        host = min(known, key=order, default=here)
+        return self._at(min(known, key=order, default=here))
+
+    def _at(self, host: str) -> str:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property

@@ -86,12 +86,15 @@ class Federation:
             "quarantined": sum(held(client.client_id, self.round) for client in list(self.roster)),
         }
 
-    def gather(self, wanted: int, timeout_s: float, ready: Callable[[], bool] = lambda: True) -> None:
-        """Wait until `wanted` clients are here without an open order, and they are `ready`.
+    def gather(
+        self, wanted: int, timeout_s: float, ready: Callable[[], bool] = lambda: True, least: int | None = None
+    ) -> None:
+        """Wait until `wanted` clients are here without an open order, and they are `ready`; then `least` are enough.
 
         Raises:
-            CohortError: too few clients came within `timeout_s` seconds.
+            CohortError: fewer than `least` clients, by default `wanted`, came within `timeout_s` seconds.
         """
+        least = wanted if least is None else least
         if self.idle_count >= wanted and ready():
             return
         until, more = time.strftime("%H:%M:%S %Z", time.localtime(time.time() + timeout_s)), wanted - self.idle_count
@@ -108,10 +111,11 @@ class Federation:
             if late and self.idle_count < wanted:
                 names = ", ".join(client.client_id for client in self.roster.live) or "none"
                 busy = f"; {len(self._busy())} still work on an earlier round" if self._busy() else ""
-                raise CohortError(
-                    f"{self.idle_count} of {wanted} clients joined{within} ({names}){busy}. "
-                    "Start the others, or set clients to fewer or join_timeout_s to more"
-                )
+                came = f"{self.idle_count} of {wanted} clients joined{within} ({names}){busy}"
+                if self.idle_count < least:
+                    raise CohortError(f"{came}. Start the others, or set clients to fewer or join_timeout_s to more")
+                self._on_event(f"{came}; going on without the others")
+                return
             if late and not ready():
                 raise CohortError(f"{NONE_TRAINS}, and no other came{within}")
             pause.take()

@@ -11,7 +11,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.data.schema import load_schema, read_schema
-from hyperbloom.common.errors import CohortError, ConfigError
+from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import find_model, full_layout, model_names
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
@@ -110,14 +110,10 @@ class Session:
         if resumed:
             known, self.federation.round = len(self.roster), max(0, resumed.progress.round)
             self.federation.admission.restore(self.roster, resumed.tensors)
-            try:
-                self._gather(known, max(1, resumed.here))
-            except CohortError as error:  # who has left meanwhile is missed as within a run
-                self._tell(f"{str(error).partition('. ')[0]}; going on without the others")
-                self._gather(known, 1)
+            self._gather(known, max(1, resumed.here), 1)  # who has left meanwhile is missed as within a run
         elif phase == 0:
             next(self.federation.admission.checked(self.roster), None)  # the clients of `init_from` decide for others
-            self._gather(len(self.roster), self.config.clients)
+            self._gather(len(self.roster), self.config.clients, self.config.clients)
         else:
             self.roster.conduct.begin_anew(self.federation.round)
             self.federation.round = 0
@@ -162,14 +158,14 @@ class Session:
                 number = selection.round
         ask_gains(run, number, rounds)
 
-    def _gather(self, known: int, wanted: int) -> None:
-        """Wait for `wanted` clients, and hand all to the algorithm."""
-        self.federation.gather(wanted, self.config.join_timeout_s)
+    def _gather(self, known: int, wanted: int, least: int) -> None:
+        """Wait for `wanted` clients, or at the timeout for `least`, and hand all to the algorithm."""
+        self.federation.gather(wanted, self.config.join_timeout_s, least=least)
         scaled = None if known else self.federation.admission.scale_columns(self.roster)
         if scaled is not None:
             self._tell("scaling the columns of tables by the moments that clients disclose; all clients are told")
             self.federation.greet_again(replace(self.federation.greeting, schema=scaled))
-            self.federation.gather(wanted, self.config.join_timeout_s)
+            self.federation.gather(wanted, self.config.join_timeout_s, least=least)
         self.roster.sort(known)
         self.federation.admission.begin(self.roster, known)
         setting = self.federation.admission.setting

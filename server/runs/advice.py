@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.gains import students
+from hyperbloom.common.gains import mean_and_interval
 from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.server.runs.course import read_course
 from hyperbloom.server.runs.lines import CLIENTS, phase_folder, read_lines
@@ -73,9 +73,9 @@ def advise(
     means = {name: float(values.mean()) for name, values in table.items()}
     better = 1 if scale.rises else -1
     best = max(fits, key=lambda name: better * means[name])
-    tied = [name for name in fits if name == best or students(better * (table[best] - table[name]))[1] <= 0]
+    tied = [name for name in fits if name == best or mean_and_interval(better * (table[best] - table[name]))[1] <= 0]
     take = next((name for name in SIMPLEST if name in tied), best)
-    gaps = {name: students(better * (table[take] - table[name])) for name in table if name != take}
+    gaps = {name: mean_and_interval(better * (table[take] - table[name])) for name in table if name != take}
     says = [*_of_clients(members), f"{title_of(metric)} on validation examples, mean over {len(clients)} clients: "]
     says[-1] += ", ".join(f"{name} {scale.show(mean)}" for name, mean in means.items())
     for name, gap in gaps.items():

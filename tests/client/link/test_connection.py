@@ -1,10 +1,12 @@
 """The connection over real gRPC: two calls a round to a server of ours, and more to Flower's own servicer."""
 
+import os
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -181,6 +183,19 @@ def test_a_call_waits_for_an_order_and_the_servers_end_ends_it() -> None:
         server.state.close()
         thread.join(30)
         assert found == [None]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="gRPC bounds silence on Linux only")
+def test_a_connection_on_which_nothing_arrives_is_given_up_after_twenty_seconds() -> None:
+    def to(port: int) -> Iterator[socket.socket]:
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+                if found.getpeername()[1:2] == (port,):
+                    yield found
+
+    with serving(False) as server, session(Link(server.address, insecure=True)):
+        found = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for one in to(int(server.address[10:]))]
+    assert found == [20_000]
 
 
 def test_over_tls_with_a_key_of_its_own_and_the_right_ca(tmp_path: Path) -> None:

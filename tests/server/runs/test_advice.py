@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from hyperbloom.common.errors import ConfigError
-from hyperbloom.common.gains import students
+from hyperbloom.common.gains import mean_and_interval
 from hyperbloom.common.wire.orders import EvaluateResult
 from hyperbloom.server.loop.exchange import Evaluated
 from hyperbloom.server.loop.listener import RoundReport, Selection
@@ -87,7 +87,7 @@ def test_the_interval_holds_the_truth_also_for_four_clients() -> None:
     generator, held, held_by_bootstrap = np.random.default_rng(0), 0, 0
     for _ in range(1000):
         differences = generator.normal(2.0, 3.0, 4)
-        _, low, high = students(differences)
+        _, low, high = mean_and_interval(differences)
         held += low <= 2.0 <= high
         held_by_bootstrap += differences.min() <= 2.0 <= differences.max()  # none of its intervals is wider
     assert 930 <= held <= 970
