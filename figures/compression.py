@@ -5,25 +5,29 @@ per codec and seed. Bytes are those of the whole message with the reply, as `wir
 mean over clients on their test examples, in percent: after the last round, and at the round that validation selected.
 `/forgetful` is the same codec on clients that lose what compression left out, after every round: what error feedback
 is worth. Sizes are exact; accuracy varies with the seed, so each is a mean over seeds with the least and the largest.
+FedAvg's clients share the digits evenly (`iid`), so that one model can serve all.
 
-    python -m figures.compression [--quick] [--strategy fedavg --set data.split=iid]
+    python -m figures.compression                              # what is missing (10 min)
+    python -m figures.compression --only strategy=fedavg       # some of it
+    python -m figures.compression --page docs/compression.md   # the tables, between the page's marks
 """
 
-import argparse
 import statistics
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Message
 
-from benchmarks.measure import machine
 from benchmarks.wire_bytes import weigh
+from figures.pages import table_row
+from figures.study import Line, Study
 from hyperbloom.client.work.client import client_for
-from hyperbloom.common.config import load_run_config, parse_assignment
+from hyperbloom.common.config import load_run_config
 from hyperbloom.common.wire.orders import TrainOrder
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.grids.inline import InlineGrid
@@ -32,11 +36,19 @@ from hyperbloom.server.loop.session import Session
 
 DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo.yaml"
 FORGETFUL = "/forgetful"
-OPTIONS = {"start": "hypernetwork", "update": "mean", "learning_rate": 0.05, "embedding_learning_rate": 0.3}
-CODECS = [
-    *("none", "int8", "top-k:0.1", "top-k:0.1+int8", "top-k:0.01+int8"),
-    *(f"top-k:0.1+int8{FORGETFUL}", f"top-k:0.01+int8{FORGETFUL}"),
-]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "pfedhn": {
+        "options": {"start": "hypernetwork", "update": "mean", "learning_rate": 0.05, "embedding_learning_rate": 0.3}
+    },
+    "fedavg": {"options": {}, "data.split": "iid"},
+}
+CODECS = {
+    "pfedhn": [
+        *("none", "int8", "top-k:0.1", "top-k:0.1+int8", "top-k:0.01+int8"),
+        *(f"top-k:0.1+int8{FORGETFUL}", f"top-k:0.01+int8{FORGETFUL}"),
+    ],
+    "fedavg": ["none", "int8", "top-k:0.1+int8", "top-k:0.01+int8", f"top-k:0.01+int8{FORGETFUL}"],
+}
 
 
 @dataclass(frozen=True)
@@ -83,45 +95,39 @@ def play(overrides: Mapping[str, Any], forgetful: bool = False) -> Outcome:
     return Outcome(scale.reply, scale.last, selection.metrics["test_mean"])
 
 
-def row(codec: str, outcomes: list[Outcome], plain: int) -> str:
-    """Return a line of the table; `plain` is the size of a reply of the first codec, which is `none`."""
-    reply = outcomes[0].reply
-    columns = [codec, f"{reply:,}", f"{plain / reply:.1f}"]
-    for values in ([each.last for each in outcomes], [each.selected for each in outcomes]):
-        columns.append(f"{statistics.fmean(values):.1f} ({min(values):.1f} to {max(values):.1f})")
-    return f"| {' | '.join(columns)} |"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short settings: to see that it works, not to quote")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each codec (default: %(default)s)")
-    parser.add_argument("--strategy", default="pfedhn", help="which replies to compress (default: %(default)s)")
-    parser.add_argument("--codecs", default=",".join(CODECS), metavar="A,B", help="which ones (default: %(default)s)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set any other key of the run")
-    args = parser.parse_args()
+def measure(strategy: str, codec: str, seed: int) -> Line:
+    """Run once, with a constant local rate of 0.005."""
     torch.set_num_threads(1)
-    given = dict(parse_assignment(text) for text in args.set)
-    given = {
-        "strategy": args.strategy,
-        "options": OPTIONS if args.strategy == "pfedhn" else {},
-        "gains": False,
-        "local.learning_rate": 0.005,
-        "local.schedule": "constant",
-        **given,
-    }
-    if args.quick:
-        given |= {"rounds": 4, "eval_every": 2}
-    print(f"{machine()}\n\n| compression | bytes of a reply | times less | last round | selected round |")
-    print("|---|---:|---:|---:|---:|", flush=True)
-    plain = 0
-    for codec in args.codecs.split(","):
-        name, forgetful = codec.removesuffix(FORGETFUL), codec.endswith(FORGETFUL)
-        seeds = range(1 if args.quick else args.seeds)
-        outcomes = [play({"compression": name, "seed": seed, **given}, forgetful) for seed in seeds]
-        plain = plain or outcomes[0].reply
-        print(row(codec, outcomes, plain), flush=True)
+    rate = {"local.learning_rate": 0.005, "local.schedule": "constant"}
+    settings = {"strategy": strategy, "seed": seed, "compression": codec.removesuffix(FORGETFUL), **rate}
+    return asdict(play(settings | SETTINGS[strategy], codec.endswith(FORGETFUL)))
 
+
+def table(lines: Sequence[Line], strategy: str) -> str:
+    """Return what there is of a strategy as Markdown: means over seeds, least and largest."""
+    heads = ["compression", "bytes of a reply", "times less", "last round", "selected round"]
+    rows = [table_row(heads), table_row(["---", *["---:"] * 4])]
+    runs = {codec: [x for x in lines if (x["strategy"], x["codec"]) == (strategy, codec)] for codec in CODECS[strategy]}
+    for codec, some in runs.items():
+        if some:
+            cells = [codec, f"{some[0]['reply']:,}", f"{runs['none'][0]['reply'] / some[0]['reply']:.1f}"]
+            for values in ([line[key] for line in some] for key in ("last", "selected")):
+                cells.append(f"{statistics.fmean(values):.1f} ({min(values):.1f} to {max(values):.1f})")
+            rows.append(table_row(cells))
+    return "\n".join(rows) + "\n"
+
+
+STUDY = Study(
+    "compression",
+    [
+        {"strategy": strategy, "codec": codec, "seed": seed}
+        for strategy, codecs in CODECS.items()
+        for codec in codecs
+        for seed in range(3)
+    ],
+    measure,
+    {strategy: partial(table, strategy=strategy) for strategy in SETTINGS},
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

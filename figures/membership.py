@@ -11,14 +11,14 @@ as members, and its test examples, which nothing was trained on, as others.
 
 A mean over clients and seeds. Eight virtual clients with few of the digits each, all asked in each round.
 
-    python -m figures.membership [--seeds 3] [--rounds 40] [--examples 40]
+    python -m figures.membership                               # what is missing (5 min)
+    python -m figures.membership --page docs/privacy.md        # the table, between the page's marks
 """
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -27,6 +27,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 from torch.func import functional_call
 
+from figures.pages import table_row
+from figures.study import Line, Study
 from hyperbloom.client.work.client import Client, client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, PrivacyConfig, RunConfig
 from hyperbloom.common.data import Examples
@@ -37,19 +39,14 @@ from hyperbloom.server.loop.listener import Listener
 from hyperbloom.server.loop.session import Session
 from hyperbloom.strategies.algorithm import Algorithm
 
-CLIENTS = 8
-CASES = (
-    ("pfedhn", None),
-    ("pfedhn", PrivacyConfig(where="client", noise=1e-6)),
-    ("pfedhn", PrivacyConfig(where="client", noise=0.03)),
-    ("pfedhn", PrivacyConfig(where="client", noise=0.3)),
-    ("pfedhn", PrivacyConfig(where="client", noise=3.0)),
-    ("fedavg", None),
-    ("fedavg", PrivacyConfig(where="server", noise=1e-6)),
-    ("fedavg", PrivacyConfig(where="server", noise=0.3)),
-    ("fedavg", PrivacyConfig(where="server", noise=3.0)),
-    ("fedavg", PrivacyConfig(where="server", noise=20.0)),
-)
+CLIENTS, ROUNDS, EXAMPLES, DELTA = 8, 40, 20, 1e-5
+PLACES = {"pfedhn": "client", "fedavg": "server"}
+"""Who clips and adds noise."""
+NOISES: dict[str, tuple[float | None, ...]] = {
+    "pfedhn": (None, 1e-6, 0.03, 0.3, 3.0),
+    "fedavg": (None, 1e-6, 0.3, 3.0, 20.0),
+}
+"""By strategy; none: no clipping either. 1e-6 is clipping alone."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def losses(module: torch.nn.Module, parameters: dict[str, Tensor], data: Example
     return F.cross_entropy(logits, data.labels, reduction="none").double(), 100 * float(right)
 
 
-def play(strategy: str, privacy: PrivacyConfig | None, rounds: int, examples: int, seed: int) -> tuple[Attack, Attack]:
+def play(strategy: str, noise: float | None, rounds: int, seed: int) -> tuple[Attack, Attack]:
     """Run once; returns the attack before the first round and after the last."""
     client_for.cache_clear()
     config = RunConfig(
@@ -124,8 +121,8 @@ def play(strategy: str, privacy: PrivacyConfig | None, rounds: int, examples: in
         checkpoint_every=0,
         model="mlp",
         local=LocalConfig(learning_rate=0.05, schedule="constant"),
-        data=DataConfig(split="iid", max_train=examples),
-        privacy=privacy or PrivacyConfig(),
+        data=DataConfig(split="iid", max_train=EXAMPLES),
+        privacy=PrivacyConfig(where=PLACES[strategy], noise=noise, delta=DELTA) if noise else PrivacyConfig(),
     )
     kept = Keep()
     with tempfile.TemporaryDirectory() as name:
@@ -136,32 +133,45 @@ def play(strategy: str, privacy: PrivacyConfig | None, rounds: int, examples: in
         return attack(kept.strategy, kept.untrained, workers), after
 
 
-def run(rounds: int, examples: int, seeds: int) -> dict[str, list[Attack]]:
-    """Play all cases and print a row for each; returns the attacks of each seed."""
-    found: dict[str, list[Attack]] = {}
-    print("| strategy | noise | epsilon | AUC | advantage | accuracy on members | on others |\n|" + "---|" * 7)
-    for strategy, privacy in CASES:
-        pairs = [play(strategy, privacy, rounds, examples, seed) for seed in range(seeds)]
-        if privacy is None:
-            _print(f"{strategy} | untrained | 0", [before for before, _ in pairs])
-        epsilon = epsilon_of([privacy.noise] * rounds, privacy.delta) if privacy else float("inf")
-        noise = f"{privacy.noise:g}, {privacy.where}" if privacy else "none"
-        label = f"{strategy} | {noise} | {epsilon:.3g}"
-        found[label] = [after for _, after in pairs]
-        _print(label, found[label])
-    return found
+def measure(strategy: str, noise: float | None, seed: int) -> Line:
+    """Run once; returns the attacks."""
+    torch.set_num_threads(1)
+    before, after = play(strategy, noise, ROUNDS, seed)
+    return {"untrained": asdict(before), "trained": asdict(after)}
 
 
-def _print(label: str, attacks: Sequence[Attack]) -> None:
-    means = [statistics.fmean(column) for column in zip(*(vars(each).values() for each in attacks), strict=True)]
-    print(f"| {label} | {means[0]:.3f} | {means[1]:.3f} | {means[2]:.1f} | {means[3]:.1f} |", flush=True)
+def table(lines: Sequence[Line]) -> str:
+    """Return what there is as Markdown, means over seeds."""
+    heads = ["strategy", "noise", "epsilon", "AUC", "advantage", "accuracy on members", "on others"]
+    rows = [table_row(heads), table_row(["---"] * len(heads))]
+    for strategy, noises in NOISES.items():
+        for noise in noises:
+            some = [line for line in lines if (line["strategy"], line["noise"]) == (strategy, noise)]
+            if some and noise is None:
+                rows.append(_row([strategy, "untrained", "0"], [line["untrained"] for line in some]))
+            if some:
+                epsilon = f"{epsilon_of([noise] * ROUNDS, DELTA):.3g}" if noise else "inf"
+                label = f"{noise:g}, {PLACES[strategy]}" if noise else "none"
+                rows.append(_row([strategy, label, epsilon], [line["trained"] for line in some]))
+    return "\n".join(rows) + "\n"
 
+
+def _row(heads: Sequence[str], attacks: Sequence[Line]) -> str:
+    auc, advantage, members, others = (statistics.fmean(each[key] for each in attacks) for key in attacks[0])
+    return table_row([*heads, f"{auc:.3f}", f"{advantage:.3f}", f"{members:.1f}", f"{others:.1f}"])
+
+
+STUDY = Study(
+    "membership",
+    [
+        {"strategy": strategy, "noise": noise, "seed": seed}
+        for strategy, noises in NOISES.items()
+        for noise in noises
+        for seed in range(3)
+    ],
+    measure,
+    {"begin": table},
+)
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--examples", type=int, default=40)
-    parser.add_argument("--seeds", type=int, default=3)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    run(args.rounds, args.examples, args.seeds)
+    STUDY.main(__doc__)

@@ -1,16 +1,14 @@
 """What a newcomer without labels gets, against the number of clients that trained: generated, common or a mixture.
 
 A quarter of the clients never trains. These score the model for all, the one written from their descriptor, and
-mixtures; validation chooses (docs/on-demand.md). FedAvg's model is of a run of its own, with the same clients. A line
-per run goes into `--results`, and what is there is not run again. All runs of a seed come before those of the next.
+mixtures; validation chooses (docs/on-demand.md). FedAvg's model is of a run of its own, with the same clients.
 
     python -m figures.newcomers                                # what is missing
-    python -m figures.newcomers --studies heart --seeds 0      # some of it
+    python -m figures.newcomers --only study=heart seed=0      # some of it
     python -m figures.newcomers --table                        # what there is, as Markdown
     python -m figures.newcomers --page docs/on-demand.md       # the same, written between the page's marks
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -19,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from figures.pages import read, table_row, write_between
+from figures.pages import table_row
+from figures.study import Line, Study
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.newcomers import SHARES
 from hyperbloom.server.library import run as play
 
-BEGIN, END = "<!-- figures.newcomers: begin -->", "<!-- figures.newcomers: end -->"
 NOVEL = 25
 STUDIES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "heart": ({"data.name": "heart-disease", "data.split": "dirichlet", "data.alpha": 0.5, "rounds": 40}, (8,)),
@@ -48,7 +46,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"strategy": "fedavg"},
 }
 STARTS = {"odpfl": "the paper's", "odpfl-common": "`common`", "odpfl-faster": "`common`, rate 0.01"}
-Line = dict[str, Any]
 
 
 def measure(study: str, clients: int, method: str, seed: int) -> Line:
@@ -58,8 +55,7 @@ def measure(study: str, clients: int, method: str, seed: int) -> Line:
         folder = Path(name) / "run"
         play(make_run_config({}, {**values, **METHODS[method]}, "figures.newcomers"), run_dir=folder)
         (summary,) = json.loads((folder / "summary.json").read_text(encoding="utf-8")).values()
-    metrics, line = summary["metrics"], {"study": study, "clients": clients, "method": method, "seed": seed}
-    line |= {key: round(metrics[key], 2) for key in ("val_mean", "test_mean", "novel_test_mean")}
+    line = {key: round(summary["metrics"][key], 2) for key in ("val_mean", "test_mean", "novel_test_mean")}
     if told := summary["newcomers"]:
         line |= {"share": told["share"], "by_share": [round(mean, 2) for mean in told["test"]]}
         line |= {"trained": told["trained"], "held_out": told["held_out"]}
@@ -96,33 +92,18 @@ def _mean(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.1f}"
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Run what is missing, or show what there is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("figures/newcomers.jsonl"))
-    parser.add_argument("--studies", nargs="+", default=list(STUDIES), choices=list(STUDIES))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
-    parser.add_argument("--clients", type=int, nargs="+", help="only these numbers of clients")
-    parser.add_argument("--table", action="store_true", help="print the table of what there is")
-    parser.add_argument("--page", type=Path, help="write the table into this page")
-    args = parser.parse_args(words)
-    if args.page:
-        write_between(args.page, table(read(args.results)), BEGIN, END)
-        return
-    if not args.table:
-        for seed in args.seeds:
-            for study in args.studies:
-                for clients in args.clients or STUDIES[study][1]:
-                    for method in args.methods:
-                        wanted = (study, clients, method, seed)
-                        done = {(x["study"], x["clients"], x["method"], x["seed"]) for x in read(args.results)}
-                        if wanted not in done:
-                            line = measure(*wanted)
-                            with args.results.open("a", encoding="utf-8") as file:
-                                file.write(json.dumps(line) + "\n")
-    print(table(read(args.results)))
-
+STUDY = Study(
+    "newcomers",
+    [
+        {"study": study, "clients": clients, "method": method, "seed": seed}
+        for seed in range(3)
+        for study, (_, numbers) in STUDIES.items()
+        for clients in numbers
+        for method in METHODS
+    ],
+    measure,
+    {"begin": table},
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

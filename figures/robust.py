@@ -5,22 +5,27 @@ Ten virtual clients share the digits, all take part in every round; clients 0 an
 * sign: they send back five times their change with the opposite sign;
 * labels: their training labels are 9 - y, all else they do as they should.
 
-What is reported is the mean test accuracy, in percent, of the eight others after the last round.
+What is reported is the mean test accuracy, in percent, of the eight others after the last round. The server starts with
+one network for all, or as the paper's hypernetwork.
 
-    python -m figures.robust [--split iid] [--seeds 2] [--rounds 60] [--attack labels]
+    python -m figures.robust                                   # what is missing (10 min)
+    python -m figures.robust --only attack=labels seed=0       # some of it
+    python -m figures.robust --page docs/failures.md           # the tables, between the page's marks
 """
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Context, Message
 
+from figures.pages import table_row
+from figures.study import Line, Study
 from hyperbloom.client.app import app
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
@@ -34,7 +39,9 @@ from hyperbloom.server.loop.session import Session
 
 HOSTILE = ("client-0", "client-1")
 STRENGTH = 5.0
-ATTACKS = ("none", "sign", "labels")
+ATTACKS = {"none": "none", "sign": "signs flipped, times five", "labels": "labels flipped"}
+STARTS = ("common", "hypernetwork")
+SEEDS = range(3)
 DEFENCES: dict[str, dict[str, Any]] = {
     "none": {},
     "clip": {"clip_deltas": "median"},
@@ -87,41 +94,51 @@ def _flipping(honest: Callable[[Message, Context], Message]) -> Callable[[Messag
     return answer
 
 
-def run(split: str, rounds: int, seeds: int, attacks: Sequence[str], start: str) -> dict[tuple[str, str], list[float]]:
-    """Return the accuracy of each seed, by attack and defence."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for attack in attacks:
-        for defence in DEFENCES:
-            for seed in range(seeds):
-                config = RunConfig(
-                    gains=False,
-                    strategy="pfedhn",
-                    options={"start": start},
-                    clients=10,
-                    cohort=10,
-                    rounds=rounds,
-                    eval_every=rounds,
-                    seed=seed,
-                    checkpoint_every=0,
-                    local=LocalConfig(learning_rate=0.005, schedule="constant"),
-                    data=DataConfig(split=split),
-                )
-                found.setdefault((attack, defence), []).append(accuracy(attack, defence, config))
-            values = ", ".join(f"{value:.1f}" for value in found[attack, defence])
-            print(
-                f"attack {attack:<7} defence {defence:<5} {statistics.fmean(found[attack, defence]):5.1f}  ({values})",
-                flush=True,
-            )
-    return found
+def measure(start: str, attack: str, defence: str, seed: int) -> Line:
+    """Run once."""
+    torch.set_num_threads(1)
+    config = RunConfig(
+        gains=False,
+        strategy="pfedhn",
+        options={"start": start},
+        clients=10,
+        cohort=10,
+        rounds=15,
+        eval_every=15,
+        seed=seed,
+        checkpoint_every=0,
+        local=LocalConfig(learning_rate=0.005, schedule="constant"),
+        data=DataConfig(split="shares"),
+    )
+    return {"accuracy": round(accuracy(attack, defence, config), 2)}
 
+
+def table(lines: Sequence[Line], start: str) -> str:
+    """Return what there is of a start as Markdown: a mean over seeds, and each of them."""
+    rows = [table_row(["attack", *DEFENCES]), table_row(["---"] * (1 + len(DEFENCES)))]
+    for attack, title in ATTACKS.items():
+        cells = [title]
+        for defence in DEFENCES:
+            wanted = {"start": start, "attack": attack, "defence": defence}
+            found = [line["accuracy"] for line in lines if line.items() >= wanted.items()]
+            each = ", ".join(f"{value:.1f}" for value in found)
+            cells.append(f"{statistics.fmean(found):.1f} ({each})" if found else "")
+        rows.append(table_row(cells))
+    return "\n".join(rows) + "\n"
+
+
+STUDY = Study(
+    "robust",
+    [
+        {"start": start, "attack": attack, "defence": defence, "seed": seed}
+        for start in STARTS
+        for attack in ATTACKS
+        for defence in DEFENCES
+        for seed in SEEDS
+    ],
+    measure,
+    {start: partial(table, start=start) for start in STARTS},
+)
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--split", default="shares")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--attack", choices=ATTACKS, help="this one only (default: all)")
-    parser.add_argument("--start", default="common", help="options.start; hypernetwork: the paper's")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    run(args.split, args.rounds, args.seeds, [args.attack] if args.attack else ATTACKS, args.start)
+    STUDY.main(__doc__)

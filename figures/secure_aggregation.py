@@ -6,14 +6,15 @@ local step with one image: what is left is the round itself, and seconds are tho
 masks, one for each client that is left; there are no bytes of theirs. Bytes are those of messages (`weigh`), to and
 from one client on average.
 
-    python -m figures.secure_aggregation [--quick] [--cohorts 4,16,64]
+    python -m figures.secure_aggregation --results FILE        # 2 min; a new file measures anew
+    python -m figures.secure_aggregation --page docs/privacy.md  # the table, between the page's marks
 """
 
-import argparse
 import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ import torch
 
 from benchmarks.federation import PATIENCE_S, write_images
 from benchmarks.measure import machine
+from figures.pages import table_row
+from figures.study import Line, Study
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
 from hyperbloom.common.wire.orders import Scope
@@ -88,8 +91,9 @@ def without(exchanges: Exchanges[None], vanished: int) -> Exchanges[None]:
         answers = yield replace(ask, clients=ask.clients[:left])
 
 
-def run(cohort: int, repetitions: int, model: str = "lenet") -> list[str]:
-    """Return the rows of a cohort's table."""
+def measure(cohort: int, repetitions: int = 5, model: str = "lenet") -> Line:
+    """Play rounds; returns seconds of each, and bytes of one, by way."""
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         data = write_images(Path(name) / "images.npz", train=10 * cohort, held_out=10 * cohort)
         config = RunConfig(
@@ -111,25 +115,31 @@ def run(cohort: int, repetitions: int, model: str = "lenet") -> list[str]:
                 if turn:
                     seconds[way].append(took)
     client_for.cache_clear()
-    medians = {way: statistics.median(times) for way, times in seconds.items()}
-    return [
-        f"| {cohort} | {way} | {medians[way]:.3f} ({min(seconds[way]):.3f} to {max(seconds[way]):.3f}) | "
-        f"{medians[way] / medians['plain']:.2f} | {traffic[way].down // cohort:,} | {traffic[way].up // cohort:,} |"
-        for way in WAYS
-    ]
+    ways = {
+        way: {
+            "seconds": [round(one, 4) for one in seconds[way]],
+            "down": moved.down // cohort,
+            "up": moved.up // cohort,
+        }
+        for way, moved in traffic.items()
+    }
+    return {"machine": machine(), **ways}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short settings: to see that it works, not to quote")
-    parser.add_argument("--cohorts", default="4,16,64", metavar="A,B", help="sizes (default: %(default)s)")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"{machine()}\n\n| cohort | round | CPU seconds | times plain | bytes to a client | bytes from it |")
-    print("|---:|---|---|---:|---:|---:|", flush=True)
-    for cohort in args.cohorts.split(","):
-        print("\n".join(run(int(cohort), 1 if args.quick else 5)), flush=True)
+def table(lines: Sequence[Line]) -> str:
+    """Return what there is as Markdown: medians of seconds, least and most."""
+    heads = ["cohort", "round", "CPU seconds", "times plain", "bytes to a client", "bytes from it"]
+    rows = [table_row(heads), table_row(["---:", "---", "---", *["---:"] * 3])]
+    for line in lines:
+        plain = statistics.median(line["plain"]["seconds"])
+        for way in WAYS:
+            took, middle = line[way]["seconds"], statistics.median(line[way]["seconds"])
+            cells = [str(line["cohort"]), way, f"{middle:.3f} ({min(took):.3f} to {max(took):.3f})"]
+            rows.append(table_row([*cells, f"{middle / plain:.2f}", f"{line[way]['down']:,}", f"{line[way]['up']:,}"]))
+    return "\n".join(rows) + "\n"
 
+
+STUDY = Study("secure_aggregation", [{"cohort": cohort} for cohort in (4, 16, 64)], measure, {"begin": table})
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from figures.membership import play, threshold
-from hyperbloom.common.config import PrivacyConfig
+from figures.membership import play, table, threshold
 
 
 def test_the_threshold_is_right_where_the_answer_is_known() -> None:
@@ -17,8 +16,20 @@ def test_the_threshold_is_right_where_the_answer_is_known() -> None:
 
 @pytest.mark.slow
 def test_members_show_without_noise_and_hide_in_it() -> None:
-    before, open_ = play("pfedhn", None, 12, 20, 0)
-    _, hidden = play("pfedhn", PrivacyConfig(where="client", noise=3.0), 2, 20, 0)
+    before, open_ = play("pfedhn", None, 12, 0)
+    _, hidden = play("pfedhn", 3.0, 2, 0)
     assert before.auc == pytest.approx(0.5, abs=0.1)
     assert open_.auc > 0.58 and open_.train_accuracy > open_.test_accuracy + 5
     assert hidden.auc == pytest.approx(0.5, abs=0.1)
+
+
+def test_rows_are_means_over_seeds_and_the_untrained_stand_once() -> None:
+    def line(noise: float | None, auc: float) -> dict[str, object]:
+        trained = {"auc": auc, "advantage": 0.2, "train_accuracy": 90.0, "test_accuracy": 80.0}
+        return {"strategy": "fedavg", "noise": noise, "untrained": trained | {"auc": 0.5}, "trained": trained}
+
+    assert table([line(None, 0.6), line(None, 0.7), line(20.0, 0.5)]).splitlines()[2:] == [
+        "| fedavg | untrained | 0 | 0.500 | 0.200 | 90.0 | 80.0 |",
+        "| fedavg | none | inf | 0.650 | 0.200 | 90.0 | 80.0 |",
+        "| fedavg | 20, server | 2.59 | 0.500 | 0.200 | 90.0 | 80.0 |",
+    ]

@@ -1,11 +1,12 @@
 """The table of what newcomers get: which runs of a row count, and what its cells are."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from figures.newcomers import BEGIN, END, STUDIES, main, table
+from figures.newcomers import STUDIES, STUDY, table
 
 
 def line(method: str, seed: int, novel: float, share: float = 0.5, **changes: object) -> dict[str, object]:
@@ -31,19 +32,16 @@ def test_a_row_has_the_seeds_that_both_sides_have() -> None:
     assert len(table([line("odpfl", 0, 74.0)]).splitlines()) == 2  # without FedAvg there is nothing to compare with
 
 
-def test_a_small_run_is_a_line_and_a_page_has_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_run_is_a_line_and_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"data.name": "digits", "data.split": "shards", "local.steps": 1, "rounds": 20}
     monkeypatch.setitem(STUDIES, "heart", (small, (4,)))
-    results, page = tmp_path / "results.jsonl", tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    words = ["--results", str(results), "--studies", "heart", "--seeds", "0", "--methods", "odpfl-common", "fedavg"]
-    main(words)
-    main(words)  # what is there is not run again
+    keys = {"study": "heart", "clients": 4, "seed": 0}
+    study = replace(STUDY, wanted=[keys | {"method": method} for method in ("odpfl", "odpfl-common", "fedavg")])
+    results = tmp_path / "results.jsonl"
+    for method in ("odpfl-common", "fedavg", "fedavg"):
+        study.main("", ["--results", str(results), "--only", "seed=0", f"method={method}"])
     found = [json.loads(text) for text in results.read_text().splitlines()]
     assert [each["method"] for each in found] == ["odpfl-common", "fedavg"]
     assert (found[0]["trained"], found[0]["held_out"]) == (3, 1)
     assert found[0]["by_share"][-1] == pytest.approx(found[0]["novel_test_mean"], abs=0.01)
-    main(["--results", str(results), "--page", str(page)])
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert text.count("| heart disease, Dirichlet 0.5 | 3 | 1 |") == 1
+    assert table(found).count("| heart disease, Dirichlet 0.5 | 3 | 1 |") == 1

@@ -17,3 +17,13 @@ def test_hostile_clients_harm_the_honest_ones() -> None:
     assert scores.keys() == {"none", "sign", "labels"}
     assert max(scores["sign"], scores["labels"]) < scores["none"] < 100
     assert robust.accuracy("sign", "clip", config) != scores["sign"]
+
+
+def test_a_cell_is_the_mean_over_seeds_and_each_of_them() -> None:
+    line = {"start": "common", "attack": "sign", "defence": "clip"}
+    lines = [line | {"accuracy": 40.0}, line | {"accuracy": 50.0}, line | {"start": "hypernetwork", "accuracy": 0.0}]
+    assert robust.table(lines, "common").splitlines()[2:] == [
+        "| none |  |  |",
+        "| signs flipped, times five |  | 45.0 (40.0, 50.0) |",
+        "| labels flipped |  |  |",
+    ]
