@@ -1,7 +1,8 @@
 """What a cohort costs: accuracy per client step, per round and per second for the cohort rules of pFedHN.
 
 One process, one thread, no network; the server's learner and the clients' training are the shipped ones. The paper's
-split and rates, 50 local steps a client step. Each call adds a line to a file of results; `--figure` draws them.
+split and rates, 50 local steps a client step. Each call adds a line to a file of results; `--figure` draws them, and
+`--page` writes their tables.
 Accuracy is pooled over test examples, in percent, as the authors' code reports it. Seconds are those of a federation
 whose clients train side by side: per round the slowest client's and the server's, no network.
 
@@ -10,6 +11,7 @@ whose clients train side by side: per round the slowest client's and the server'
     python -m figures.cohorts --data cifar10 --root DIR --rule mean --cohort 10 --load early.safetensors --steps 200
     python -m figures.cohorts --data mnist --root DIR --cohort 10 --asynchronous corrected
     python -m figures.cohorts --figure docs/cohorts.png
+    python -m figures.cohorts --page docs/cohorts.md
 """
 
 import argparse
@@ -30,6 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.measure import sgd_of
+from figures.pages import between, read, table_row
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.client.work.sgd import FlatPart, Network, train
 from hyperbloom.common.config import LocalConfig
@@ -40,6 +43,8 @@ from hyperbloom.common.seeds import derive
 from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
 from hyperbloom.strategies.pfedhn import OVERLAP
+
+ORDER = (*get_args(UpdateRule), "asynchronous, corrected", "asynchronous, plain")
 
 
 class Study:
@@ -154,25 +159,49 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def retime(args: argparse.Namespace) -> None:
-    """Write the seconds of all curves anew, rounds times what a round takes now: they may be a busy machine's."""
-    results = [json.loads(line) for line in args.results.read_text().splitlines()]
+    """Write the seconds of curves anew, rounds times what a round takes now: they may be a busy machine's."""
+    results = read(args.results)
+    timed = [result for result in results if result["data"] == args.data and result["rule"] in get_args(UpdateRule)]
     made, each = prepare(args), {}
-    for cohort, rule in sorted({(result["cohort"], result["rule"]) for result in results}):
+    for cohort, rule in sorted({(result["cohort"], result["rule"]) for result in timed}):
         each[cohort, rule] = statistics.median(made.round(n, cohort, rule) for n in range(max(1, 10 // cohort)))
         print(f"{rule}, C = {cohort}: {each[cohort, rule]:.3f} s a round", flush=True)
-    for result in results:
+    for result in timed:
         seconds = each[result["cohort"], result["rule"]] / result["cohort"]
         result["seconds"] = [round(steps * seconds, 2) for steps in result["client_steps"]]
     args.results.write_text("".join(json.dumps(result) + "\n" for result in results))
 
 
-def row(result: dict[str, Any]) -> str:
-    """Return a Markdown row: phase, rule, cohort, accuracy after so many client steps, rounds, seconds."""
-    accuracy = " / ".join(f"{value:.1f}" for value in result["accuracy"][1:])
-    rounds = result["client_steps"][-1] / result["cohort"]
-    phase = "late" if result["late"] else "early"
-    head = f"| {result['data']} | {phase} | `{result['rule']}` | {result['cohort']} |"
-    return f"{head} {accuracy} | {rounds:.0f} | {result['seconds'][-1]:.0f} |"
+def table(results: list[dict[str, Any]], data: str, late: bool) -> str:
+    """Return results as Markdown: rule, cohort, accuracy after so many client steps, rounds, seconds side by side.
+
+    The asynchronous ones have no rounds, and their seconds are trainings.
+    """
+    shown = sorted(
+        (x for x in results if (x["data"], x["late"]) == (data, late)),
+        key=lambda x: (ORDER.index(x["rule"]), x["cohort"]),
+    )
+    if not shown:
+        return ""
+    steps = " / ".join(str(number) for number in shown[0]["client_steps"][1:])
+    rows = [table_row(["rule", "C", f"after {steps} client steps", "rounds", "seconds"]), "|---|---:|---|---:|---:|"]
+    for result in shown:
+        rule, cohort, timed = result["rule"], result["cohort"], result["rule"] in get_args(UpdateRule)
+        cells = ["the paper's" if cohort == 1 else f"`{rule}`" if timed else rule, str(cohort)]
+        cells.append(" / ".join(f"{value:.1f}" for value in result["accuracy"][1:]))
+        rounds, seconds = result["client_steps"][-1] / cohort, result["seconds"][-1]
+        rows.append(table_row([*cells, *((f"{rounds:.0f}", f"{seconds:.0f}") if timed else ("-", "-"))]))
+    return "\n".join(rows)
+
+
+def write(results: list[dict[str, Any]], page: Path) -> None:
+    """Write the tables between the marks of a page."""
+    text = page.read_text(encoding="utf-8")
+    for word, chosen in {"early": ("cifar10", False), "late": ("cifar10", True), "mnist": ("mnist", False)}.items():
+        text = between(
+            text, table(results, *chosen), f"<!-- figures.cohorts: {word} -->", "<!-- figures.cohorts: end -->"
+        )
+    page.write_text(text, encoding="utf-8")
 
 
 def figure(results: list[dict[str, Any]], path: Path) -> None:
@@ -226,18 +255,21 @@ def main() -> None:
     parser.add_argument("--load", type=Path, help="start from a state that --save kept: the late phase")
     parser.add_argument("--results", type=Path, default=Path("figures/cohorts.jsonl"), help="file of results")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="draw the results instead of adding to them")
-    parser.add_argument("--retime", action="store_true", help="write the seconds of all results anew")
+    parser.add_argument("--page", type=Path, help="write the tables of the results between this page's marks")
+    parser.add_argument("--retime", action="store_true", help="write the seconds of all results of these data anew")
     args = parser.parse_args()
     if args.retime:
         retime(args)
         return
+    if args.page:
+        write(read(args.results), args.page)
+        return
     if args.figure:
-        results = [json.loads(line) for line in args.results.read_text().splitlines()]
-        print("\n".join(row(result) for result in results))
-        figure(results, args.figure)
+        results = read(args.results)
+        figure([result for result in results if result["data"] == args.data], args.figure)
         return
     result = study(args)
-    print(row(result), flush=True)
+    print(table([result], args.data, bool(args.load)), flush=True)
     with args.results.open("a", encoding="utf-8") as file:
         file.write(json.dumps(result) + "\n")
 

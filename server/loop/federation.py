@@ -86,15 +86,12 @@ class Federation:
             "quarantined": sum(held(client.client_id, self.round) for client in list(self.roster)),
         }
 
-    def gather(
-        self, wanted: int, timeout_s: float, ready: Callable[[], bool] = lambda: True, least: int | None = None
-    ) -> None:
+    def gather(self, wanted: int, timeout_s: float, ready: Callable[[], bool] = lambda: True, least: int = 0) -> None:
         """Wait until `wanted` clients are here without an open order, and they are `ready`; then `least` are enough.
 
         Raises:
             CohortError: fewer than `least` clients, by default `wanted`, came within `timeout_s` seconds.
         """
-        least = wanted if least is None else least
         if self.idle_count >= wanted and ready():
             return
         until, more = time.strftime("%H:%M:%S %Z", time.localtime(time.time() + timeout_s)), wanted - self.idle_count
@@ -112,7 +109,7 @@ class Federation:
                 names = ", ".join(client.client_id for client in self.roster.live) or "none"
                 busy = f"; {len(self._busy())} still work on an earlier round" if self._busy() else ""
                 came = f"{self.idle_count} of {wanted} clients joined{within} ({names}){busy}"
-                if self.idle_count < least:
+                if self.idle_count < (least or wanted):
                     raise CohortError(f"{came}. Start the others, or set clients to fewer or join_timeout_s to more")
                 self._on_event(f"{came}; going on without the others")
                 return
