@@ -6,7 +6,6 @@ examples over training alone, in points. The rule that is taken was suggested by
 with others.
 
     python -m benchmarks.choice --sets heart "digits, two codes" --seeds 0 1 2
-    python -m benchmarks.choice --page docs/pays.md     # the table, between the page's marks
 """
 
 import argparse
@@ -22,14 +21,14 @@ import numpy as np
 from benchmarks.pays import Line
 from benchmarks.pays_sets import SETS
 from figures.hospitals import SCHEMA, write_table
-from figures.pages import read, table_row, write_between
+from figures.pages import read, table_row
 from hyperbloom.client.work import comparison
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.gains import MODELS, interval
 from hyperbloom.server.library import run as play
 
-BEGIN, END = "<!-- benchmarks.choice: begin -->", "<!-- benchmarks.choice: end -->"
+RESULTS = Path(__file__).parents[1] / "figures" / "choice.jsonl"
 HEART = "heart disease, hospitals"
 ENDS = [name for name in MODELS if ":" not in name and name != "alone"]
 Trials = Mapping[str, Any]
@@ -128,21 +127,17 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run what is missing, or write the table of what there is."""
+    """Run what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder with the published files")
     parser.add_argument("--shared", type=Path, default=Path("../shared/data"), help="folder with tables and X-rays")
     parser.add_argument("--work", type=Path, default=Path("runs/pays"), help="folder for data sets that are made")
-    parser.add_argument("--results", type=Path, default=Path("figures/choice.jsonl"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=range(3, 9))
     parser.add_argument("--sets", nargs="+", default=["heart", "digits", "airline"])
     parser.add_argument("--strategies", nargs="+", default=["pfedhn"], help="of those with options.start")
     parser.add_argument("--start", default="common", help="what the hypernetwork starts from")
-    parser.add_argument("--page", type=Path, help="write the table into this page")
     args = parser.parse_args(words)
-    if args.page:
-        write_between(args.page, table(read(args.results)), BEGIN, END)
-        return
     args.work.mkdir(parents=True, exist_ok=True)
     names = [name for name in SETS if name.startswith(tuple(args.sets))]
     done = {(line["set"], line["strategy"], line["seed"], line["start"]) for line in read(args.results)}
@@ -153,6 +148,8 @@ def main(words: Sequence[str] | None = None) -> None:
             file.write(text + "\n")
     print(table(read(args.results)))
 
+
+TABLES = {"table": lambda: table(read(RESULTS))}
 
 if __name__ == "__main__":
     main()

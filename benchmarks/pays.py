@@ -9,8 +9,6 @@ is not run again, and a run that was killed goes on from its last checkpoint.
     python -m benchmarks.pays --data-dir DIR                       # everything: 40 rounds first, then 200
     python -m benchmarks.pays --data-dir DIR --rounds 40 --seeds 0 --sets heart digits
     python -m benchmarks.pays --table                              # what there is, as Markdown
-    python -m benchmarks.pays --page docs/pays.md                  # the same, written between the page's marks
-    python -m benchmarks.pays --page README.md                     # the figures that decide, as a sentence
 
 Two figures decide: the mean gain over the better of `local` and `fedavg` (the better one by mean test accuracy, which
 favours it), over all sets and for the default on each, with an interval over sites; and the share of sites that lose
@@ -33,7 +31,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from benchmarks.pays_sets import SETS, UNSEEN
-from figures.pages import between, read, table_row
+from figures.pages import read, table_row
 from hyperbloom.common.config import make_run_config
 from hyperbloom.server.library import run as play
 from hyperbloom.server.runs.lines import read_gains
@@ -55,7 +53,7 @@ PERSONAL = ("fedavg-ft", "fedper", "ditto")
 """The other strategies whose clients end with models of their own."""
 BUDGETS = (40, 200)
 ALL = SETS | UNSEEN
-TABLE, OTHERS, SENTENCE, END = (f"<!-- benchmarks.pays: {mark} -->" for mark in ("begin", "unseen", "sentence", "end"))
+RESULTS = Path(__file__).parents[1] / "figures" / "pays.jsonl"
 POINT = 1.0
 Line = dict[str, Any]
 
@@ -254,21 +252,13 @@ def sentence(lines: Sequence[Line]) -> str:
     )
 
 
-def with_results(page: str, lines: Sequence[Line]) -> str:
-    """Return a page with the tables, or the sentence, between its marks."""
-    texts = {TABLE: table(lines), OTHERS: table(lines, UNSEEN), SENTENCE: sentence(lines)}
-    for mark in texts.keys() & set(page.splitlines()):
-        page = between(page, texts[mark], mark, END)
-    return page
-
-
 def main(words: Sequence[str] | None = None) -> None:
     """Run what is missing, or show what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder with the published files")
     parser.add_argument("--shared", type=Path, default=Path("../shared/data"), help="folder with tables and X-rays")
     parser.add_argument("--work", type=Path, default=Path("runs/pays"), help="folder for runs that are not over")
-    parser.add_argument("--results", type=Path, default=Path("figures/pays.jsonl"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--rounds", type=int, nargs="+", default=BUDGETS)
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
     parser.add_argument("--sets", nargs="+", default=[""], help="how the names of the sets begin")
@@ -277,11 +267,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "--without-gains", action="store_true", help="do not ask clients for their choice: half the time"
     )
     parser.add_argument("--table", action="store_true", help="print the table of what there is")
-    parser.add_argument("--page", type=Path, help="write the table or the sentence into this page")
     args = parser.parse_args(words)
-    if args.page:
-        args.page.write_text(with_results(args.page.read_text(encoding="utf-8"), read(args.results)), encoding="utf-8")
-        return
     if not args.table:
         args.work.mkdir(parents=True, exist_ok=True)
         names = [name for name in ALL if name.startswith(tuple(args.sets))]
@@ -294,6 +280,12 @@ def main(words: Sequence[str] | None = None) -> None:
     lines = read(args.results)
     print(table(lines), table(lines, UNSEEN), sep="\n")
 
+
+TABLES = {
+    "sets": lambda: table(read(RESULTS)),
+    "unseen": lambda: table(read(RESULTS), UNSEEN),
+    "sentence": lambda: sentence(read(RESULTS)),
+}
 
 if __name__ == "__main__":
     main()

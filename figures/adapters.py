@@ -33,13 +33,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from figures.pages import read
+from figures.pages import read, table_row
 from hyperbloom.common.config import load_run_config
 from hyperbloom.common.data.texts import token_rows
 from hyperbloom.server.cli import main as flower_server
 from hyperbloom.server.runs.checkpoint import has_begun, is_over
 
 LORA = "lora:r=2,targets=q_proj|v_proj|query|value"
+RESULTS = Path(__file__).with_name("adapters.jsonl")
 METHODS = {
     "local, head": ("local", "head"),
     "local, LoRA": ("local", LORA),
@@ -325,50 +326,38 @@ def cell(lines: Sequence[dict[str, Any]], name: str, digits: int = 1, factor: fl
     return f"{statistics.fmean(values):.{digits}f}{spread}"
 
 
-def table(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the table of each task, as Markdown; the size of the pretrained networks stands above each."""
-    parts = []
-    for task in RUNS:
-        here = [line for line in lines if line["task"] == task]
-        if not here:
-            continue
-        parts += [f"\n{task}\n", "| method | seeds | rate | mean | worst client | kB a client and round | s a round |"]
-        parts += ["|---|---|---|---|---|---|---|"]
-        for method in METHODS:
-            some = chosen([line for line in here if line["method"] == method and not line["novel"]])
-            if some:
-                row = [
-                    method,
-                    str(len(some)),
-                    f"{some[0]['rate']:g}",
-                    cell(some, "test_mean"),
-                    cell(some, "test_worst"),
-                ]
-                row += [cell(some[:1], "bytes", 1, 1e-3), cell(some[:1], "seconds_a_round", 2)]
-                parts.append(f"| {' | '.join(row)} |")
-        late = {method: chosen([x for x in here if x["method"] == method and x["novel"]]) for method in METHODS}
-        if any(late.values()):
-            parts += [
-                "\n| method | seeds | rate | those who trained | newcomers | worst newcomer |",
-                "|---|---|---|---|---|---|",
-            ]
-            for method, some in late.items():
-                if some:
-                    row = [method, str(len(some)), f"{some[0]['rate']:g}", cell(some, "test_mean")]
-                    row += [cell(some, "novel_test_mean"), cell(some, "novel_test_worst")]
-                    parts.append(f"| {' | '.join(row)} |")
-    return "\n".join(parts)
+def table(lines: Sequence[dict[str, Any]], task: str) -> str:
+    """Return what there is of a task as Markdown."""
+    rows = [table_row(["method", "seeds", "rate", "mean", "worst client", "kB a client and round", "s a round"])]
+    rows.append(table_row(["---"] * 7))
+    for method in METHODS:
+        some = chosen([x for x in lines if (x["task"], x["method"], x["novel"]) == (task, method, False)])
+        if some:
+            row = [method, str(len(some)), f"{some[0]['rate']:g}", cell(some, "test_mean"), cell(some, "test_worst")]
+            row += [cell(some[:1], "bytes", 1, 1e-3), cell(some[:1], "seconds_a_round", 2)]
+            rows.append(table_row(row))
+    return "\n".join(rows)
+
+
+def newcomers(lines: Sequence[dict[str, Any]]) -> str:
+    """Return what clients that never trained have, as Markdown."""
+    rows = [table_row(["method", "seeds", "rate", "those who trained", "newcomers", "worst newcomer"])]
+    rows.append(table_row(["---"] * 6))
+    for method in METHODS:
+        if some := chosen([line for line in lines if line["method"] == method and line["novel"]]):
+            row = [method, str(len(some)), f"{some[0]['rate']:g}", cell(some, "test_mean")]
+            rows.append(table_row([*row, cell(some, "novel_test_mean"), cell(some, "novel_test_worst")]))
+    return "\n".join(rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command."""
     parser = argparse.ArgumentParser(prog="python -m figures.adapters", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    results = Path(__file__).with_name("adapters.jsonl")
     for name, does in (("prepare", "make networks and data"), ("run", "run what is missing"), ("table", "print it")):
         command = commands.add_parser(name, help=does)
         command.add_argument("--out", type=Path, default=Path("adapters"))
-        command.add_argument("--results", type=Path, default=results)
+        command.add_argument("--results", type=Path, default=RESULTS)
         if name == "prepare":
             command.add_argument("--omniglot", type=Path, required=True)
             command.add_argument("--reviews", type=Path, required=True)
@@ -379,11 +368,18 @@ def main(arguments: list[str] | None = None) -> int:
             command.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args(arguments)
     if args.command == "table":
-        print(table(read(args.results)))
+        lines = read(args.results)
+        print(*(table(lines, task) for task in RUNS), newcomers(lines), sep="\n\n")
     else:
         {"prepare": prepare, "run": run_all}[args.command](args)
     return 0
 
+
+TABLES = {
+    "drawings": lambda: table(read(RESULTS), "drawings"),
+    "tweets": lambda: table(read(RESULTS), "tweets"),
+    "newcomers": lambda: newcomers(read(RESULTS)),
+}
 
 if __name__ == "__main__":
     raise SystemExit(main())

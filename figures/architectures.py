@@ -49,6 +49,7 @@ from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.session import Session
 from hyperbloom.server.runs.folder import RunFolder
 
+RESULTS = Path(__file__).with_name("ghn.jsonl")
 HAFL = tuple(f"hafl-{number}" for number in range(4))
 PLAIN = tuple(f"plain-{layers}" for layers in (4, 7, 10, 13))
 DATA = "figures.architectures:small_cifar10"
@@ -240,9 +241,9 @@ def cells(rates: dict[str, float], plain: dict[str, float], only: str | None, se
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the results as Markdown: mean over seeds, standard deviation between them, each architecture."""
+    """Return results as Markdown: mean over seeds, standard deviation between them, each architecture."""
     rows = ["| experiment | method | rate | seeds | mean | deviation | by architecture |", "|" + "---|" * 7]
-    for experiment in dict.fromkeys(line["experiment"] for line in lines):
+    for experiment in sorted({line["experiment"] for line in lines}):
         for method in METHODS:
             chosen = [line for line in lines if (line["experiment"], line["method"]) == (experiment, method)]
             if not chosen or experiment.startswith("rates"):
@@ -335,7 +336,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["tables", "ablation", "unseen", "choices"], help="a part of the study")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="cells that run at a time, one thread each")
-    parser.add_argument("--results", type=Path, default=Path("figures/ghn.jsonl"), help="file of results")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file of results")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="print the tables and draw the curves; runs nothing")
     args = parser.parse_args()
     if args.root:
@@ -349,6 +350,18 @@ def main() -> None:
         parser.error("run with --rates first: it finds each method's learning rate")
     study(list(trials() if args.rates else cells(rates, plain, args.only, args.seeds)), args.results, args.jobs)
 
+
+def of_newcomers(new: bool) -> list[dict[str, Any]]:
+    """Return the committed results of architectures that nobody trained, or all others."""
+    return [line for line in read(RESULTS) if (line["experiment"] in HAFL) == new]
+
+
+TABLES = {
+    "runs": lambda: table(of_newcomers(False)),
+    "graph": lambda: paired(of_newcomers(False)),
+    "passes": lambda: passes_table(of_newcomers(True)),
+    "unseen": lambda: table(of_newcomers(True)),
+}
 
 if __name__ == "__main__":
     main()

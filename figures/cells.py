@@ -9,8 +9,8 @@ the verdict. A cell is `reached` if it is within or above with three seeds and t
 settings of their own (fewer steps, smaller networks, other data), or our standard error is not known, it is `not
 comparable`.
 
-    python -m figures.cells           # writes figures/cells.json, docs/cells.md, and the README's table and sentence
-    python -m figures.cells --check   # exit code 1 if they are not what the results say
+    python -m figures.cells           # writes figures/cells.json
+    python -m figures.cells --check   # exit code 1 if it is not what the results say
 """
 
 import argparse
@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from figures.odpfl import ROWS, standard_error
-from figures.pages import between, read, table_row
+from figures.pages import TOP, read, table_row
 from figures.paper_tables import WHOLE, PaperTable, load_table, table_names
 from hyperbloom.common.files.storage import write_bytes
 
-TOP = Path(__file__).parents[1]
-BEGIN, ROWS_BEGIN, END = (f"<!-- figures.cells: {mark} -->" for mark in ("begin", "rows", "end"))
+CELLS = Path(__file__).with_name("cells.json")
 README = {
     "CIFAR-10, 50 clients of two classes": ("pfedhn-table1", "cifar10-50", ("pFedHN", "pFedHN-PC"), "Local", "FedAvg"),
     "MNIST, 50 clients of two classes": ("pfedhn-table3", "mnist-50", ("pFedHN",), "Local", "FedAvg"),
@@ -235,24 +234,24 @@ def sentence(some: Sequence[Line]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Write the pages, or compare them with the results."""
+    """Write the file, or compare it with the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    args, runs = parser.parse_args(words), by_cell(lines())
-    some, (all_cells, readme) = cells(runs), (TOP / "docs" / "cells.md", TOP / "README.md")
-    old = {path: path.read_text(encoding="utf-8") for path in (all_cells, readme)}
-    new = {all_cells: between(old[all_cells], page(some), BEGIN, END)}
-    new[readme] = between(between(old[readme], rows(runs), ROWS_BEGIN, END), sentence(some), BEGIN, END)
-    table = TOP / "figures" / "cells.json"
-    old[table] = table.read_text(encoding="utf-8") if table.exists() else ""
-    new[table] = "[\n" + ",\n".join(json.dumps(each) for each in some) + "\n]\n"
-    stale = [path for path in old if old[path] != new[path]]
-    for path in stale:
-        if not args.check:
-            write_bytes(path, new[path].encode())
-        print(f"{path.relative_to(TOP)}: {'stale' if args.check else 'written'}")
-    return int(args.check and bool(stale))
+    args, some = parser.parse_args(words), cells(by_cell(lines()))
+    new = "[\n" + ",\n".join(json.dumps(each) for each in some) + "\n]\n"
+    stale = new != (CELLS.read_text(encoding="utf-8") if CELLS.exists() else "")
+    if stale and not args.check:
+        write_bytes(CELLS, new.encode())
+    if stale:
+        print(f"{CELLS.relative_to(TOP)}: {'stale' if args.check else 'written'}")
+    return int(args.check and stale)
 
+
+TABLES = {
+    "all": lambda: page(cells(by_cell(lines()))),
+    "rows": lambda: rows(by_cell(lines())),
+    "sentence": lambda: sentence(cells(by_cell(lines()))),
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,7 +12,6 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,29 +49,43 @@ def of_same_classes(lines: Sequence[Line]) -> list[float | None]:
     return [(sum(group) - test) / (len(group) - 1) if len(group) > 1 else None for test, group in found]
 
 
-def tables(lines: Sequence[Line]) -> str:
-    """Return each size's mean by seed, beside that of others with the same classes, and what remains of a size.
+def pairs_of(lines: Sequence[Line], **keys: Any) -> np.ndarray:
+    """Return accuracies of clients with these keys beside those of others with the same classes `(clients, 2)`."""
+    both = zip(lines, of_same_classes(lines), strict=True)
+    return np.array(
+        [(line["test"], other) for line, other in both if other is not None and line.items() >= keys.items()]
+    )
+
+
+def by_seed(lines: Sequence[Line]) -> str:
+    """Return as Markdown each size's mean by seed, beside that of others with the same classes."""
+    sizes = _sizes(lines)
+    text = [table_row(["seed", *(f"{size}, others of its classes" for size in sizes)]), table_row(["---"] * 4)]
+    for seed in sorted({line["seed"] for line in lines}):
+        means = (pairs_of(lines, seed=seed, size=size).mean(0) for size in sizes)
+        text.append(table_row([str(seed), *(f"{mine:.1f}, {theirs:.1f}" for mine, theirs in means)]))
+    return "\n".join(text)
+
+
+def by_size(lines: Sequence[Line]) -> str:
+    """Return as Markdown what remains of a size without its classes.
 
     The interval is Student's, over clients. They are taken as independent, which those of the same classes are not in
     full, because each is in the mean of the others.
     """
-    others = of_same_classes(lines)
-    both = [(line, other) for line, other in zip(lines, others, strict=True) if other is not None]
-    text = [table_row(("seed", "size", "clients", "accuracy", "others of the same classes")), table_row(["---"] * 5)]
-    sizes = sorted({line["size"] for line in lines}, reverse=True)
-    for seed, size in product(sorted({line["seed"] for line in lines}), sizes):
-        some = [(line["test"], other) for line, other in both if (line["seed"], line["size"]) == (seed, size)]
-        mine, theirs = np.array(some).mean(0)
-        text.append(table_row((str(seed), size, str(len(some)), f"{mine:.1f}", f"{theirs:.1f}")))
-    heads = ("size", "clients", "accuracy", "others of the same classes", "difference")
-    text += ["", table_row(heads), table_row(["---"] * 5)]
-    for size in sizes:
-        found = np.array([(line["test"], other) for line, other in both if line["size"] == size])
+    text = [table_row(["size", "clients", "accuracy", "others of the same classes", "difference"])]
+    text.append(table_row(["---"] * 5))
+    for size in _sizes(lines):
+        found = pairs_of(lines, size=size)
         (mine, theirs), above = found.mean(0), found[:, 0] - found[:, 1]
         half = student.ppf(0.975, len(above) - 1) * above.std(ddof=1) / len(above) ** 0.5
         low, mean, high = (f"{above.mean() + part:+z.1f}" for part in (-half, 0, half))
         text.append(table_row((size, str(len(above)), f"{mine:.1f}", f"{theirs:.1f}", f"{mean} ({low} to {high})")))
     return "\n".join(text)
+
+
+def _sizes(lines: Sequence[Line]) -> list[str]:
+    return sorted({line["size"] for line in lines}, reverse=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -83,7 +96,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args(words)
     if not args.folders:
-        print(tables(read(args.results)))
+        print(by_seed(read(args.results)), by_size(read(args.results)), sep="\n\n")
         return
     new = [line for folder in args.folders for line in lines_of(folder, args.root)]
     seeds = {line["seed"] for line in new}
@@ -91,6 +104,8 @@ def main(words: Sequence[str] | None = None) -> None:
     write_bytes(args.results, "".join(json.dumps(line) + "\n" for line in [*kept, *new]).encode())
     print(f"{args.results}: {len(new)} clients")
 
+
+TABLES = {"seeds": lambda: by_seed(read(RESULTS)), "sizes": lambda: by_size(read(RESULTS))}
 
 if __name__ == "__main__":
     main()

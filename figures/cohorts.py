@@ -1,8 +1,7 @@
 """What a cohort costs: accuracy per client step, per round and per second for the cohort rules of pFedHN.
 
 One process, one thread, no network; the server's learner and the clients' training are the shipped ones. The paper's
-split and rates, 50 local steps a client step. Each call adds a line to a file of results; `--figure` draws them, and
-`--page` writes their tables.
+split and rates, 50 local steps a client step. Each call adds a line to a file of results; `--figure` draws them.
 Accuracy is pooled over test examples, in percent, as the authors' code reports it. Seconds are those of a federation
 whose clients train side by side: per round the slowest client's and the server's, no network.
 
@@ -11,7 +10,6 @@ whose clients train side by side: per round the slowest client's and the server'
     python -m figures.cohorts --data cifar10 --root DIR --rule mean --cohort 10 --load early.safetensors --steps 200
     python -m figures.cohorts --data mnist --root DIR --cohort 10 --asynchronous corrected
     python -m figures.cohorts --figure docs/cohorts.png
-    python -m figures.cohorts --page docs/cohorts.md
 """
 
 import argparse
@@ -32,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.measure import sgd_of
-from figures.pages import between, read, table_row
+from figures.pages import read, table_row
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.client.work.sgd import FlatPart, Network, train
 from hyperbloom.common.config import LocalConfig
@@ -44,6 +42,7 @@ from hyperbloom.strategies.hypernetworks import EmbeddingTable, MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import HypernetworkLearner, Reply, UpdateRule
 from hyperbloom.strategies.pfedhn import OVERLAP
 
+RESULTS = Path(__file__).with_name("cohorts.jsonl")
 ORDER = (*get_args(UpdateRule), "asynchronous, corrected", "asynchronous, plain")
 
 
@@ -194,16 +193,6 @@ def table(results: list[dict[str, Any]], data: str, late: bool) -> str:
     return "\n".join(rows)
 
 
-def write(results: list[dict[str, Any]], page: Path) -> None:
-    """Write the tables between the marks of a page."""
-    text = page.read_text(encoding="utf-8")
-    for word, chosen in {"early": ("cifar10", False), "late": ("cifar10", True), "mnist": ("mnist", False)}.items():
-        text = between(
-            text, table(results, *chosen), f"<!-- figures.cohorts: {word} -->", "<!-- figures.cohorts: end -->"
-        )
-    page.write_text(text, encoding="utf-8")
-
-
 def figure(results: list[dict[str, Any]], path: Path) -> None:
     """Draw accuracy over client steps, rounds and seconds."""
     import matplotlib
@@ -253,16 +242,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, help="keep the server's state at the end")
     parser.add_argument("--load", type=Path, help="start from a state that --save kept: the late phase")
-    parser.add_argument("--results", type=Path, default=Path("figures/cohorts.jsonl"), help="file of results")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file of results")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="draw the results instead of adding to them")
-    parser.add_argument("--page", type=Path, help="write the tables of the results between this page's marks")
     parser.add_argument("--retime", action="store_true", help="write the seconds of all results of these data anew")
     args = parser.parse_args()
     if args.retime:
         retime(args)
-        return
-    if args.page:
-        write(read(args.results), args.page)
         return
     if args.figure:
         results = read(args.results)
@@ -273,6 +258,12 @@ def main() -> None:
     with args.results.open("a", encoding="utf-8") as file:
         file.write(json.dumps(result) + "\n")
 
+
+TABLES = {
+    "early": lambda: table(read(RESULTS), "cifar10", False),
+    "late": lambda: table(read(RESULTS), "cifar10", True),
+    "mnist": lambda: table(read(RESULTS), "mnist", False),
+}
 
 if __name__ == "__main__":
     main()

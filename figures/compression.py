@@ -9,7 +9,6 @@ FedAvg's clients share the digits evenly (`iid`), so that one model can serve al
 
     python -m figures.compression                              # what is missing (10 min)
     python -m figures.compression --only strategy=fedavg       # some of it
-    python -m figures.compression --page docs/compression.md   # the tables, between the page's marks
 """
 
 import statistics
@@ -128,6 +127,8 @@ STUDY = Study(
     measure,
     {strategy: partial(table, strategy=strategy) for strategy in SETTINGS},
 )
+
+TABLES = STUDY.pages
 
 if __name__ == "__main__":
     STUDY.main(__doc__)

@@ -47,6 +47,7 @@ ALONE, ONE, OWN = "each alone", "one for all patients", "one for all patients, a
 REGRESSION, REGRESSIONS = "logistic regression", (ALONE, ONE, OWN)
 PENALTIES = tuple(10 ** (k / 2) for k in range(-5, 2))  # scikit-learn's C, from 0.003 to 3
 SCHEMA = Path(tables.__file__).with_name("heart_disease.json")
+RESULTS = Path(__file__).with_name("hospitals.jsonl")
 Line = dict[str, Any]
 
 
@@ -163,7 +164,7 @@ def _difference(values: np.ndarray) -> str:
 def main(words: Sequence[str] | None = None) -> None:
     """Run what is missing, or show what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path(__file__).with_name("hospitals.jsonl"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=range(10))
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS, help="names of rows")
     parser.add_argument("--table", action="store_true", help="print the table of what there is")
@@ -182,6 +183,8 @@ def _append(path: Path, lines: Sequence[Line]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
+
+TABLES = {"hospitals": lambda: table(read(RESULTS)), "regressions": lambda: regressions(read(RESULTS))}
 
 if __name__ == "__main__":
     main()

@@ -296,6 +296,8 @@ def measure(clients: int, steps: int, rounds: int, seed: int) -> None:
             file.write(f"{json.dumps(asdict(row))}\n")
 
 
+TABLES = {"table": lambda: table(read())}
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag, default in (("clients", 8), ("steps", 800), ("rounds", 40), ("seed", 0)):

@@ -12,7 +12,6 @@ as members, and its test examples, which nothing was trained on, as others.
 A mean over clients and seeds. Eight virtual clients with few of the digits each, all asked in each round.
 
     python -m figures.membership                               # what is missing (5 min)
-    python -m figures.membership --page docs/privacy.md        # the table, between the page's marks
 """
 
 import statistics
@@ -170,8 +169,10 @@ STUDY = Study(
         for seed in range(3)
     ],
     measure,
-    {"begin": table},
+    {"table": table},
 )
+
+TABLES = STUDY.pages
 
 if __name__ == "__main__":
     STUDY.main(__doc__)

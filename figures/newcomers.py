@@ -5,8 +5,6 @@ mixtures; validation chooses (docs/on-demand.md). FedAvg's model is of a run of 
 
     python -m figures.newcomers                                # what is missing
     python -m figures.newcomers --only study=heart seed=0      # some of it
-    python -m figures.newcomers --table                        # what there is, as Markdown
-    python -m figures.newcomers --page docs/on-demand.md       # the same, written between the page's marks
 """
 
 import json
@@ -102,8 +100,10 @@ STUDY = Study(
         for method in METHODS
     ],
     measure,
-    {"begin": table},
+    {"table": table},
 )
+
+TABLES = STUDY.pages
 
 if __name__ == "__main__":
     STUDY.main(__doc__)

@@ -9,7 +9,6 @@ seed.
     python -m figures.odpfl --root DIR --splits pathological --methods odpfl,fedavg --rounds 100
     python -m figures.odpfl --data mnist --root DIR --clients 50 --rounds 60  # something shorter
     python -m figures.odpfl --table                                           # what there is, as Markdown
-    python -m figures.odpfl --page docs/odpfl.md                              # the same, between the page's marks
 """
 
 import argparse
@@ -21,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from figures.pages import read, write_between
+from figures.pages import read
 from figures.paper_tables import load_table
 from hyperbloom.common.config import load_run_config
 from hyperbloom.server.cli import main as flower_server
@@ -63,7 +62,7 @@ ROWS = {
 SCORES = ("val_mean", "test_mean", "test_std", "novel_test_mean", "novel_test_std")
 NOVEL = 10
 """Percent of the clients that never train."""
-BEGIN, END = "<!-- figures.odpfl: begin -->", "<!-- figures.odpfl: end -->"
+RESULTS = Path(__file__).with_name("odpfl.jsonl")
 SETTINGS = ["local.steps=26", "local.batch_size=32"]  # two epochs of 400 images, the paper's
 SETTINGS += ["local.learning_rate=0.005", "local.schedule=constant"]
 
@@ -192,17 +191,13 @@ def main() -> None:
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of flower-server, for all")
     parser.add_argument("--search", action="store_true", help="what is run serves to choose settings, on validation")
-    parser.add_argument("--results", type=Path, default=Path("figures/odpfl.jsonl"), help="file of results")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file of results")
     parser.add_argument("--work", type=Path, default=Path("runs/odpfl"), help="where the run folders stay")
     parser.add_argument("--table", action="store_true", help="print the results there are; run nothing")
-    parser.add_argument("--page", type=Path, help="write them into this page")
     args = parser.parse_args()
     results = read(args.results)
     if args.table:
         print(tables(results))
-        return
-    if args.page:
-        write_between(args.page, tables(results), BEGIN, END)
         return
     done = {key_of(result) for result in results}
     wanted = [name for name in METHODS if name in args.methods.split(",")]  # pfedhn comes before those that use it
@@ -220,6 +215,8 @@ def main() -> None:
                 with args.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(result) + "\n")
 
+
+TABLES = {"tables": lambda: tables(read(RESULTS))}
 
 if __name__ == "__main__":
     main()

@@ -1,9 +1,25 @@
-"""Files of results, with a JSON object a line, and tables of them between two marks of a page."""
+"""The tables of the pages, made from committed figures.
 
+A page marks where a table stands, with `<!-- figures.robust: common -->` before it and `<!-- end -->` behind it. The
+module of that name has `TABLES`, a function by the word of the mark, which returns the table from the file of results.
+
+    python -m figures.pages            # writes the tables into README.md and docs/
+    python -m figures.pages --check    # exit code 1 if a page does not say what the figures say
+"""
+
+import argparse
 import json
-from collections.abc import Iterable
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from hyperbloom.common.files.storage import write_bytes
+
+TOP = Path(__file__).parents[1]
+MARKED = re.compile(r"<!-- ((?:figures|benchmarks)\.\w+): (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -16,12 +32,34 @@ def table_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def between(page: str, text: str, begin: str, end: str) -> str:
-    """Return a page with `text` in the place of what stands between two marks; the first of each counts."""
-    before, _, rest = page.partition(begin)
-    return f"{before}{begin}\n\n{text.rstrip()}\n\n{end}{rest.partition(end)[2]}"
+def with_tables(text: str) -> str:
+    """Return a page's text with its tables as the figures are now.
+
+    Raises:
+        KeyError: the module of a mark has no such table.
+    """
+
+    def made(found: re.Match[str]) -> str:
+        module, word = found.groups()
+        return f"<!-- {module}: {word} -->\n\n{import_module(module).TABLES[word]().strip()}\n\n<!-- end -->"
+
+    return MARKED.sub(made, text)
 
 
-def write_between(path: Path, text: str, begin: str, end: str) -> None:
-    """Write `text` between two marks of the page at `path`."""
-    path.write_text(between(path.read_text(encoding="utf-8"), text, begin, end), encoding="utf-8")
+def main(words: Sequence[str] | None = None) -> int:
+    """Write the pages, or compare them with the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    args, stale = parser.parse_args(words), 0
+    for page in [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        if (new := with_tables(text)) != text:
+            stale += 1
+            if not args.check:
+                write_bytes(page, new.encode())
+            print(f"{page.relative_to(TOP)}: {'stale' if args.check else 'written'}")
+    return int(args.check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

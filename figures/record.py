@@ -1,4 +1,4 @@
-"""Write what `figures.reproduce` has run as lines of `figures/reproduced.jsonl`, of which `figures.cells` makes pages.
+"""Write what `figures.reproduce` has run as lines of `figures/reproduced.jsonl`, of which `figures.cells` makes cells.
 
 A line has a run's table, column, method and seed, the rounds that are over, every evaluation as round, validation and
 test accuracy, and the settings in which the run differs from the table. Where the paper has numbers of some clients
@@ -7,6 +7,7 @@ each, there are their means at the selected round. A run that goes on replaces i
     python -m figures.reproduce pfedhn-table3 --column mnist-50 --root DIR --methods pFedHN
     python -m figures.record runs/reproduce-pfedhn-table3-mnist-50
     python -m figures.cells
+    python -m figures.pages
 """
 
 import argparse

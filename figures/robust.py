@@ -10,7 +10,6 @@ one network for all, or as the paper's hypernetwork.
 
     python -m figures.robust                                   # what is missing (10 min)
     python -m figures.robust --only attack=labels seed=0       # some of it
-    python -m figures.robust --page docs/failures.md           # the tables, between the page's marks
 """
 
 import statistics
@@ -139,6 +138,8 @@ STUDY = Study(
     measure,
     {start: partial(table, start=start) for start in STARTS},
 )
+
+TABLES = STUDY.pages
 
 if __name__ == "__main__":
     STUDY.main(__doc__)

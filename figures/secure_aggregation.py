@@ -7,7 +7,6 @@ masks, one for each client that is left; there are no bytes of theirs. Bytes are
 from one client on average.
 
     python -m figures.secure_aggregation --results FILE        # 2 min; a new file measures anew
-    python -m figures.secure_aggregation --page docs/privacy.md  # the table, between the page's marks
 """
 
 import itertools
@@ -139,7 +138,9 @@ def table(lines: Sequence[Line]) -> str:
     return "\n".join(rows) + "\n"
 
 
-STUDY = Study("secure_aggregation", [{"cohort": cohort} for cohort in (4, 16, 64)], measure, {"begin": table})
+STUDY = Study("secure_aggregation", [{"cohort": cohort} for cohort in (4, 16, 64)], measure, {"table": table})
+
+TABLES = STUDY.pages
 
 if __name__ == "__main__":
     STUDY.main(__doc__)

@@ -3,7 +3,6 @@
 The variants change one thing each. Nothing here looks at test examples; a line per run goes into `--results`.
 
     python -m figures.starts --data-dir DIR            # what `--results` lacks
-    python -m figures.starts --page docs/pays.md       # the table, written between the page's marks
 """
 
 import argparse
@@ -19,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.pays_sets import SETS
-from figures.pages import read, table_row, write_between
+from figures.pages import read, table_row
 from hyperbloom.common.config import make_run_config
 from hyperbloom.server.library import run as play
 from hyperbloom.strategies import pfedhn
@@ -57,7 +56,7 @@ UNCHANGED = frozenset(SMALL) - {"airline tweets, users"}
 SCANS = tuple(SETS)[3:4]
 """Many sites with few X-rays; compared with `NEARNESS` alone."""
 LARGE = tuple(SETS)[6:]
-BEGIN, END = "<!-- figures.starts: begin -->", "<!-- figures.starts: end -->"
+RESULTS = Path(__file__).with_name("starts.jsonl")
 Line = dict[str, Any]
 
 
@@ -117,20 +116,16 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run what is missing, or write what there is."""
+    """Run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder with the published files")
     parser.add_argument("--shared", type=Path, default=Path("../shared/data"), help="folder with the tables")
     parser.add_argument("--work", type=Path, default=Path("runs/starts"), help="folder for runs that are not over")
-    parser.add_argument("--results", type=Path, default=Path(__file__).with_name("starts.jsonl"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--rounds", type=int, nargs="+", default=(10, 20, ROUNDS))
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
     parser.add_argument("--sets", nargs="+", default=[""], help="how the names of the sets begin")
-    parser.add_argument("--page", type=Path, help="write the table into this page")
     args = parser.parse_args(words)
-    if args.page:
-        write_between(args.page, table(read(args.results)), BEGIN, END)
-        return
     args.work.mkdir(parents=True, exist_ok=True)
     done = {(line["set"], line["variant"], line["rounds"], line["seed"]) for line in read(args.results)}
     names = [name for name in SMALL + SCANS + LARGE if name.startswith(tuple(args.sets))]
@@ -142,6 +137,8 @@ def main(words: Sequence[str] | None = None) -> None:
             file.write(text + "\n")
     print(table(read(args.results)))
 
+
+TABLES = {"table": lambda: table(read(RESULTS))}
 
 if __name__ == "__main__":
     main()

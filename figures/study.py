@@ -1,4 +1,4 @@
-"""A study: runs that a file of results keeps as lines, and tables of them in pages.
+"""A study: runs that a file of results keeps as lines, and their tables, which `figures.pages` writes into pages.
 
 `--only key=value` takes the runs of this kind, and what is in the file already is not run again.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from figures.pages import between, read
+from figures.pages import read
 
 Line = dict[str, Any]
 
@@ -23,7 +23,7 @@ class Study:
         name: of the program `figures.NAME`, whose file of results is `figures/NAME.jsonl`.
         wanted: the keys of each run.
         measure: plays the run of such keys, which it gets by name, and returns what to keep beside them.
-        tables: return lines as Markdown, by the word of the mark `<!-- figures.NAME: WORD -->` before a page's table.
+        tables: return lines as Markdown, by the word that stands in a page's mark.
     """
 
     name: str
@@ -31,27 +31,30 @@ class Study:
     measure: Callable[..., Line]
     tables: Mapping[str, Callable[[Sequence[Line]], str]]
 
+    @property
+    def results(self) -> Path:
+        """The committed file of results."""
+        return Path(__file__).with_name(f"{self.name}.jsonl")
+
+    @property
+    def pages(self) -> dict[str, Callable[[], str]]:
+        """What makes the tables of the committed results, by word."""
+        return {word: lambda table=table: table(read(self.results)) for word, table in self.tables.items()}
+
     def main(self, description: str, words: Sequence[str] | None = None) -> None:
-        """Run what is missing and print the tables, or show what there is."""
+        """Run what is missing, and print the tables."""
         parser = argparse.ArgumentParser(
             description=description, formatter_class=argparse.RawDescriptionHelpFormatter, prog=f"figures.{self.name}"
         )
-        parser.add_argument("--results", type=Path, default=Path("figures") / f"{self.name}.jsonl")
+        parser.add_argument("--results", type=Path, default=self.results)
         keys = ", ".join(dict.fromkeys(key for keys in self.wanted for key in keys))
         parser.add_argument("--only", nargs="+", default=[], metavar="KEY=VALUE", help=f"these runs; keys: {keys}")
-        parser.add_argument("--table", action="store_true", help="print the tables of what there is")
-        parser.add_argument("--page", type=Path, help="write the tables between this page's marks")
         args = parser.parse_args(words)
         only = dict(each.partition("=")[::2] for each in args.only)
         for key in only.keys() - set(keys.split(", ")):
             parser.error(f"--only {key}: expected one of {keys}")
-        if not (args.table or args.page):
-            self.complete(args.results, only)
-        lines = read(args.results)
-        if args.page:
-            self.write(args.page, lines)
-        else:
-            print("\n".join(table(lines) for table in self.tables.values()))
+        self.complete(args.results, only)
+        print("\n".join(table(read(args.results)) for table in self.tables.values()))
 
     def complete(self, results: Path, only: Mapping[str, str]) -> None:
         """Run what is wanted and not in `results` yet; add a line for each run."""
@@ -62,12 +65,3 @@ class Study:
                 with results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
                 print(json.dumps(line), flush=True)
-
-    def write(self, page: Path, lines: Sequence[Line]) -> None:
-        """Write the tables of `lines` between the marks of a page, those whose marks it has."""
-        text = page.read_text(encoding="utf-8")
-        for word, table in self.tables.items():
-            mark = f"<!-- figures.{self.name}: {word} -->"
-            if mark in text:
-                text = between(text, table(lines), mark, f"<!-- figures.{self.name}: end -->")
-        page.write_text(text, encoding="utf-8")

@@ -140,13 +140,12 @@ def test_owners_and_features_of_the_files_that_are_made(tmp_path: Path) -> None:
 def test_unseen_sets_have_tables_of_their_own() -> None:
     """They count neither in the figures of the nine, nor in the sentence of the README."""
     lines = [line(name, [each] * 2) for name, each in {"local": 50.0, "fedavg": 40.0, "pfedhn": 53.0}.items()]
-    page = f"{pays.TABLE}\n{pays.END}\n"
-    before = pays.with_results(page, lines)
+    before = pays.table(lines)
     assert "were added" not in pays.sentence(lines)
     lines += [x | {"set": "air, stations", "test": [x["test"][0] - 20, 90.0]} for x in lines]
-    assert pays.with_results(page, lines) == before
+    assert pays.table(lines) == before
     assert "On 1 federations that were added after all defaults were chosen it is +1.5 (" in pays.sentence(lines)
-    unseen = pays.with_results(f"{pays.OTHERS}\n{pays.END}\n", lines)
+    unseen = pays.table(lines, pays.UNSEEN)
     assert "digits" not in unseen and "| air, stations | 1 | 60.0 | 55.0 |  |  |  |  |  | 61.5 |  | +1.5 (" in unseen
 
 
@@ -180,8 +179,8 @@ def test_every_set_is_a_run_that_can_be_described(tmp_path: Path) -> None:
     assert (len(pays_sets.SETS), len(pays_sets.UNSEEN)) == (10, 3)
 
 
-def test_a_run_is_measured_once_and_the_page_shows_it(tmp_path: Path) -> None:
-    results, page = tmp_path / "pays.jsonl", tmp_path / "page.md"
+def test_a_run_is_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "pays.jsonl"
     words = ["--work", str(tmp_path / "work"), "--results", str(results)]
     more = ["--rounds", "1", "--seeds", "0", "--sets", "heart", "--strategies", "fedavg", "pfedhn"]
     pays.main([*words, *more])
@@ -190,19 +189,12 @@ def test_a_run_is_measured_once_and_the_page_shows_it(tmp_path: Path) -> None:
     assert "gain" not in fedavg and len(default["gain"]) == len(default["test"]) == 4
     pays.main([*words, *more])
     assert results.read_text() == first
-    page.write_text(f"before\n{pays.TABLE}\nold\n{pays.END}\nafter\n")
-    pays.main([*words, "--page", str(page)])
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| heart disease, hospitals | 1 |" in text
+    assert "| heart disease, hospitals | 1 |" in capsys.readouterr().out
 
 
-def test_the_page_shows_the_results_that_are_kept() -> None:
+def test_the_page_says_on_how_many_sets_the_default_is_ahead() -> None:
     page = Path("docs/pays.md").read_text(encoding="utf-8")
-    lines = read(Path("figures/pays.jsonl"))
-    assert pays.with_results(page, lines) == page
-    readme = Path("README.md").read_text(encoding="utf-8")
-    assert pays.with_results(readme, lines) == readme and "`pfedhn` is +" in readme
+    lines = read(pays.RESULTS)
     ahead, behind = [], []
     for name in pays_sets.SETS:
         found = pays.over_better([line for line in lines if (line["set"], line["rounds"]) == (name, 40)], pays.DEFAULT)

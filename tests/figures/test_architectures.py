@@ -2,15 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from scipy.stats import ttest_rel
 
-from figures.architectures import paired, passes_table, table
-from figures.pages import read
+from figures.architectures import paired, passes_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,9 +53,3 @@ def test_what_the_graph_adds_is_paired_by_seed() -> None:
     row = f"| plain CNNs | 4 | +3.2 ({low:+.1f} to {high:+.1f}) | {wanted.pvalue:.3f} |"
     assert paired([*lines, {**lines[0], "seed": 9}]).splitlines()[2:] == [row]
     assert len(paired([{**each, "experiment": "rates"} for each in lines] + lines[:1]).splitlines()) == 2
-
-
-@pytest.mark.parametrize("make", [table, paired, passes_table])
-def test_the_page_has_the_tables_that_the_results_give(make: Callable[[list[dict[str, Any]]], str]) -> None:
-    found, page = make(read(ROOT / "figures" / "ghn.jsonl")).splitlines(), (ROOT / "docs" / "ghn.md").read_text()
-    assert len(found) > 4 and not [row for row in found if row not in page]

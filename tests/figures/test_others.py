@@ -2,17 +2,7 @@
 
 import re
 
-import pytest
-
-from figures.others import PAGES, read, table, with_table
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_has_the_table_that_the_file_gives(page) -> None:  # type: ignore[no-untyped-def]
-    text = page.read_text(encoding="utf-8")
-    assert text == with_table(text, PAGES[page])
-    changed = text.replace("| keys by default |", "| keys |", 1)
-    assert changed != text == with_table(changed, PAGES[page])
+from figures.others import read, table
 
 
 def test_each_cell_links_to_a_file_at_a_commit_or_to_a_page_of_ours() -> None:

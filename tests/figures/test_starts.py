@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from figures.pages import read
-from figures.starts import AS_WRITTEN, BEGIN, DEFAULT, END, FIXED, LARGE, SAME, SMALL, changed, table, variants
+from figures.starts import AS_WRITTEN, DEFAULT, FIXED, LARGE, SAME, SMALL, changed, table, variants
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.wire.orders import TrainOrder, TrainResult
 from tests.strategies.conftest import introduction, joined, play, turn
@@ -58,8 +57,3 @@ def test_without_the_change_training_begins_as_written_at_any_rate(variant: str,
         )
         play(algorithm.round(turn(algorithm, 3)), train)
     torch.testing.assert_close(sent[2].values, torch.lerp(written[0], own, share))
-
-
-def test_the_page_has_the_committed_results() -> None:
-    found = table(read(TOP / "figures" / "starts.jsonl"))
-    assert f"{BEGIN}\n\n{found}\n\n{END}" in (TOP / "docs" / "pays.md").read_text(encoding="utf-8")
