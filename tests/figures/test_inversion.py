@@ -1,6 +1,5 @@
 """Gradient inversion: right where the answer is known, good where nothing protects, blind behind noise."""
 
-
 import pytest
 import torch
 
