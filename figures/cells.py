@@ -180,12 +180,12 @@ def _shown(cell: Line) -> list[str]:
     rounds = f"{settings['rounds']:,} of {settings['rounds of the paper']:,}"
     if settings["set"]:
         rounds += f" ({', '.join(settings['set'])})"
-    numbers = [_number(*cell["paper"]), _number(*cell["ours"])]
+    numbers = [number(*cell["paper"]), number(*cell["ours"])]
     away = f" ({cell['standard errors']:+z.1f} standard errors)" if "standard errors" in cell else ""
     return [cell["cell"], *numbers, str(len(cell["seeds"])), rounds, cell["verdict"] + away]
 
 
-def _number(mean: float, deviation: float | None, digits: int = 2) -> str:
+def number(mean: float, deviation: float | None, digits: int = 2) -> str:
     return f"{mean:.{digits}f}" + (f" +- {deviation:.{digits}f}" if deviation is not None else "")
 
 
@@ -216,7 +216,7 @@ def _mean(runs: Sequence[Line], of_paper: int) -> str:
     remarks = [f"{len(values)} seed{'s' if len(values) > 1 else ''}"] if len(values) != SEEDS else []
     remarks += [f"{rounds:,} of {of_paper:,} rounds"] if rounds < of_paper else []
     few = f" ({', '.join(remarks)})" if remarks else ""
-    return _number(statistics.fmean(values), _deviation(values), 1) + few
+    return number(statistics.fmean(values), _deviation(values), 1) + few
 
 
 def sentence(some: Sequence[Line]) -> str:
