@@ -38,12 +38,11 @@ TITLES = {
     "digits-alike": "digits, Dirichlet 1",
 }
 METHODS: dict[str, dict[str, Any]] = {
-    "odpfl": {"strategy": "odpfl", "options.start": "hypernetwork", "options.learning_rate": 0.01},
     "odpfl-common": {"strategy": "odpfl"},
     "odpfl-faster": {"strategy": "odpfl", "options.learning_rate": 0.01},
     "fedavg": {"strategy": "fedavg"},
 }
-STARTS = {"odpfl": "the paper's", "odpfl-common": "`common`", "odpfl-faster": "`common`, rate 0.01"}
+STARTS = {"odpfl-common": "`common`", "odpfl-faster": "`common`, rate 0.01"}
 
 
 def measure(study: str, clients: int, method: str, seed: int) -> Line:
