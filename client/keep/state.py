@@ -15,6 +15,7 @@ The client sends the secret to the server only. It never sends any other of thes
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -291,8 +292,10 @@ class ClientState:
 
     def forget_earlier(self, run_id: str) -> None:
         """Delete the earlier versions for a complete run and its baselines, which nobody will resume."""
+        # An id ends with eight random digits. If they are still to come, it is the beginning of another server's id.
+        complete = re.compile(f"(residual-)?{re.escape(run_id)}-(?!.*[0-9a-f]{{8}}-)")
         for path in self._earlier.glob("*.safetensors"):
-            if path.name.removeprefix("residual-").startswith(f"{run_id}-"):
+            if complete.match(path.name):
                 path.unlink(missing_ok=True)
 
     def save_scored(self, run_id: str, tensors: Mapping[str, Tensor], facts: Scored) -> None:

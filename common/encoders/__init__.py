@@ -16,10 +16,7 @@ from hyperbloom.common.encoders.deepset import DeepSet, Private
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout
 
-ENCODERS: dict[str, Callable[[tuple[int, ...], int], Encoder]] = {
-    "deepset": DeepSet,
-    "private": Private,
-}
+ENCODERS: dict[str, Callable[[tuple[int, ...], int], Encoder]] = {"deepset": DeepSet, "private": Private}
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,20 @@ def test_earlier_versions_of_a_complete_run_are_forgotten_and_no_others(state: C
     ClientState(state.folder / "never").forget_earlier("run-1")
 
 
+def test_the_beginning_of_a_runs_id_forgets_nothing_of_it(state: ClientState) -> None:
+    """A server knows how the runs of others begin: with a folder's name, often a strategy and a date."""
+    run = "pfedhn-20261128-031500-0a1b2c3d"
+    for number in (1, 2):
+        state.save_personal(scope(f"{run}-fedavg-ft", number, (1,)), LAYOUT, VALUES)
+        state.save_residual(scope(f"{run}-fedavg-ft", number, (1,)), LAYOUT, VALUES)
+    versions = kept(state)
+    for beginning in ("pfedhn", "pfedhn-20261128", "pfedhn-20261128-031500", f"{run}-fedavg-ft"):
+        state.forget_earlier(beginning)
+        assert kept(state) == versions != []
+    state.forget_earlier(run)
+    assert kept(state) == []
+
+
 def kept(state: ClientState) -> list[str]:
     return sorted(path.name for path in (state.folder / "earlier").glob("*"))
 
