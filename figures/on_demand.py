@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import functional as images
 
+from figures.pages import read, table_row
 from hyperbloom.client.newcomer.guarantee import Promise, guarantee, privatise
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.data import ClientData, Examples, data_source
@@ -41,6 +42,7 @@ from hyperbloom.server.pages.embedding_map import flatten_by_tsne
 from hyperbloom.server.runs.trained import Trained, read_trained
 from hyperbloom.strategies.odpfl import ODPFL
 
+RESULTS = Path(__file__).with_name("on-demand.jsonl")
 SIZES = (50, 100, 200, 400, 800, 1600, 3200)
 NOISES = (
     (0.1, "analytic"),
@@ -373,10 +375,59 @@ def draw(path: Path, count: int, title: str, fill: Callable[[Sequence[Any]], Non
 
 def keep(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
     """Add results to a file, in the place of those of the same figure and run."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = read(path)
     mine = {(result["figure"], result["run"]) for result in results}
     lines = [line for line in lines if (line["figure"], line["run"]) not in mine] + list(results)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def noise_table(lines: Sequence[Mapping[str, Any]], runs: Mapping[str, str]) -> str:
+    """Return as Markdown the accuracy with each noise by the number of images described, of runs by their titles."""
+    labels = {(None, None): "no noise"} | {(epsilon, "analytic"): f"epsilon {epsilon:g}" for epsilon in (1.0, 0.3, 0.1)}
+    labels[0.3, "classical"] = "epsilon 0.3, the paper's formula"
+    heads = ["images described", *map(str, SIZES[:-1])]
+    rows = [table_row(heads), table_row(["---"] * len(heads))]
+    for title, run in runs.items():
+        for (epsilon, mechanism), label in labels.items():
+            keys = {"figure": "privacy", "run": run, "epsilon": epsilon, "mechanism": mechanism}
+            found = {line["examples"]: line["accuracy"] for line in lines if line.items() >= keys.items()}
+            rows.append(table_row([f"{title}, {label}", *(f"{found[size]:.1f}" for size in SIZES[:-1])]))
+    return "\n".join(rows)
+
+
+SHIFTS = [("blur", 0.0), ("blur", 0.5), ("blur", 1.0), ("blur", 2.0), *(("rotation", each) for each in ANGLES[1:])]
+
+
+def shift_table(lines: Sequence[Mapping[str, Any]], rows: Mapping[str, tuple[str, str]]) -> str:
+    """Return as Markdown the accuracy after each change of images, of runs and methods by their titles.
+
+    In brackets is the percentage of clients that are told that nobody like them has trained.
+    """
+    heads = ["", "as it is", *(f"{kind} {amount:g}" for kind, amount in SHIFTS[1:])]
+    made = [table_row(heads), table_row(["---"] * len(heads))]
+    for title, (run, method) in rows.items():
+        keys = {"figure": "shift", "run": run, "method": method}
+        found = {(line["kind"], line["amount"]): line for line in lines if line.items() >= keys.items()}
+        told = (found[shift] for shift in SHIFTS)
+        cells = (f"{one['accuracy']:.1f}" + (f" ({one['unlike']})" if "unlike" in one else "") for one in told)
+        made.append(table_row([title, *cells]))
+    return "\n".join(made)
+
+
+PRIVATE = {"CIFAR-10": "cifar10-private", "MNIST": "mnist-private"}
+TRAINED = "cifar10-100-150-pathological-odpfl"
+CHANGED = {
+    "odpfl": (f"{TRAINED}-0", "odpfl"),
+    "odpfl, `encoder=private`": (f"{TRAINED}-private-0", "odpfl"),
+    "fedavg": (f"{TRAINED}-0", "fedavg"),
+}
+TABLES = {
+    "noise": lambda: noise_table(read(RESULTS), PRIVATE),
+    "shift": lambda: shift_table(read(RESULTS), CHANGED),
+}
 
 
 @torch.no_grad()
@@ -387,7 +438,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="run folder of odpfl")
     parser.add_argument("other", type=Path, nargs="?", help="shift: run folder of fedavg, on the same data")
     parser.add_argument("--draws", type=int, default=20, help="privacy: noises for each client and number of examples")
-    parser.add_argument("--results", type=Path, default=Path("figures/on-demand.jsonl"), help="file of results")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file of results")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="by default beside the results")
     parser.add_argument("--own-code", action="store_true", help="trust the code that the runs name")
     args = parser.parse_args()
