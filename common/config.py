@@ -76,8 +76,7 @@ class LocalConfig(Section):
     weight_decay: Share = Field(5e-5, description="weight decay of local SGD")
     clip: Rate = Field(50.0, description="total norm to which a local gradient is clipped")
     schedule: Literal["constant", "cosine"] = Field(
-        "cosine",
-        description="learning rate over the rounds; cosine: half a wave to almost 0 (not asynchronously)",
+        "cosine", description="learning rate over the rounds; cosine: half a wave to almost 0 (not asynchronously)"
     )
 
     def rate(self, number: int, rounds: int) -> float:

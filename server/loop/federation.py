@@ -86,30 +86,31 @@ class Federation:
             "quarantined": sum(held(client.client_id, self.round) for client in list(self.roster)),
         }
 
-    def gather(self, wanted: int, timeout_s: float, ready: Callable[[], bool] = lambda: True, least: int = 0) -> None:
-        """Wait until `wanted` clients are here without an open order, and they are `ready`; then `least` are enough.
+    def gather(self, wanted: int, timeout_s: float, ready: Callable[[], bool] = lambda: True, soon: float = 0) -> None:
+        """Wait until `wanted` clients are here without an order, and `ready`; after `soon` seconds, if given, for one.
 
         Raises:
-            CohortError: fewer than `least` clients, by default `wanted`, came within `timeout_s` seconds.
+            CohortError: too few clients came within `timeout_s` seconds.
         """
         if self.idle_count >= wanted and ready():
             return
-        until, more = time.strftime("%H:%M:%S %Z", time.localtime(time.time() + timeout_s)), wanted - self.idle_count
+        patience, more = min(soon or timeout_s, timeout_s), wanted - self.idle_count
         what = f"waiting for {more} client{'' if more == 1 else 's'}" if more > 0 else f"{NONE_TRAINS}; waiting"
-        self._on_event(f"{what} until {until}")
-        deadline, pause = time.monotonic() + timeout_s, Pause(self.post.wait)
+        self._on_event(f"{what} until {time.strftime('%H:%M:%S %Z', time.localtime(time.time() + patience))}")
+        start, pause = time.monotonic(), Pause(self.post.wait)
         while self.idle_count < wanted or not ready():
             self._watch()
             for arrival in self.poll():  # no round waits for answers here, so these are late lies
                 if isinstance(arrival.content, Failure):
                     self.blame(arrival.letter.about.client.client_id, arrival.content.text)
             closed = getattr(self.grid, "closed", False) and self._met and not self.post.open(Greeting)
-            late, within = closed or time.monotonic() > deadline, "" if closed else f" within {timeout_s:.0f} s"
+            limit = patience if self.idle_count else timeout_s
+            late, within = closed or time.monotonic() > start + limit, "" if closed else f" within {limit:.0f} s"
             if late and self.idle_count < wanted:
                 names = ", ".join(client.client_id for client in self.roster.live) or "none"
                 busy = f"; {len(self._busy())} still work on an earlier round" if self._busy() else ""
                 came = f"{self.idle_count} of {wanted} clients joined{within} ({names}){busy}"
-                if self.idle_count < (least or wanted):
+                if not soon or not self.idle_count:
                     raise CohortError(f"{came}. Start the others, or set clients to fewer or join_timeout_s to more")
                 self._on_event(f"{came}; going on without the others")
                 return

@@ -110,10 +110,11 @@ class Session:
         if resumed:
             known, self.federation.round = len(self.roster), max(0, resumed.progress.round)
             self.federation.admission.restore(self.roster, resumed.tensors)
-            self._gather(known, max(1, resumed.here), 1)  # who has left meanwhile is missed as within a run
+            # Who trained when the server was killed finishes first, and takes up to a minute to connect again.
+            self._gather(known, max(1, resumed.here), self.config.round_timeout_s + 60)
         elif phase == 0:
             next(self.federation.admission.checked(self.roster), None)  # the clients of `init_from` decide for others
-            self._gather(len(self.roster), self.config.clients, self.config.clients)
+            self._gather(len(self.roster), self.config.clients)
         else:
             self.roster.conduct.begin_anew(self.federation.round)
             self.federation.round = 0
@@ -158,14 +159,14 @@ class Session:
                 number = selection.round
         ask_gains(run, number, rounds)
 
-    def _gather(self, known: int, wanted: int, least: int) -> None:
-        """Wait for `wanted` clients, or at the timeout for `least`, and hand all to the algorithm."""
-        self.federation.gather(wanted, self.config.join_timeout_s, least=least)
+    def _gather(self, known: int, wanted: int, soon: float = 0) -> None:
+        """Wait for `wanted` clients, or after `soon` seconds for one, and hand all to the algorithm."""
+        self.federation.gather(wanted, self.config.join_timeout_s, soon=soon)
         scaled = None if known else self.federation.admission.scale_columns(self.roster)
         if scaled is not None:
             self._tell("scaling the columns of tables by the moments that clients disclose; all clients are told")
             self.federation.greet_again(replace(self.federation.greeting, schema=scaled))
-            self.federation.gather(wanted, self.config.join_timeout_s, least=least)
+            self.federation.gather(wanted, self.config.join_timeout_s, soon=soon)
         self.roster.sort(known)
         self.federation.admission.begin(self.roster, known)
         setting = self.federation.admission.setting
