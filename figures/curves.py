@@ -80,17 +80,14 @@ def curves(steps: Sequence[int], rows: Sequence[Row], in_rounds: bool = False) -
     return "\n".join([table_row(heads), table_row(["---"] * len(heads)), *map(table_row, made)])
 
 
-def parts(table: str, column: str, methods: Sequence[str], names: Sequence[str]) -> str:
-    """Return as Markdown what groups of clients have, and below each method what the paper has."""
+def parts(table: str, column: str, method: str, names: Sequence[str]) -> str:
+    """Return as Markdown what groups of clients have with a method, and below it what the paper has."""
     title = load_table(table).columns[column].title
     found = {each["cell"]: each for each in cells(by_cell(lines()))}
-    heads = ["", *(name or "all" for name in names)]
-    rows = [table_row(heads), table_row(["---"] * len(heads))]
-    for method in methods:
-        mine = [found.get(", ".join(filter(None, [table, title, method, name]))) for name in names]
-        rows.append(table_row([method, *(number(*each["ours"]) if each and each["ours"] else "" for each in mine)]))
-        rows.append(table_row(["paper", *(number(*each["paper"]) if each else "" for each in mine)]))
-    return "\n".join(rows)
+    groups = [found[", ".join([table, title, method, name])] for name in names]
+    rows = [["", *names], ["---"] * (1 + len(names))]
+    rows += [[who, *(number(*each[key]) for each in groups)] for who, key in ((method, "ours"), ("paper", "paper"))]
+    return "\n".join(map(table_row, rows))
 
 
 OWN = [
@@ -137,7 +134,7 @@ TABLES = {
     "own": partial(curves, (200, 500, 1000, 1500, 2000, 3000, 5000), OWN),
     "start": partial(curves, (100, 200, 300, 500, 1000, 2000, 5000), START),
     "target": partial(curves, (300, 500, 1000, 1500, 2000, 3000, 5000), TARGET),
-    "sizes": partial(parts, "pfedhn-table2", "cifar10", ("pFedHN",), ("S", "M", "L")),
+    "sizes": partial(parts, "pfedhn-table2", "cifar10", "pFedHN", ("S", "M", "L")),
     "descriptors": partial(curves, (200, 500, 1000, 2000, 3000, 5000), DESCRIPTORS),
     "order": partial(curves, (500, 750, 1000, 1500), ORDER),
     "few": partial(curves, (500, 1000, 2000), FEW),
