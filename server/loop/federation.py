@@ -104,8 +104,8 @@ class Federation:
                 if isinstance(arrival.content, Failure):
                     self.blame(arrival.letter.about.client.client_id, arrival.content.text)
             closed = getattr(self.grid, "closed", False) and self._met and not self.post.open(Greeting)
-            limit = patience if self.idle_count else timeout_s
-            late, within = closed or time.monotonic() > start + limit, "" if closed else f" within {limit:.0f} s"
+            passed, limit = time.monotonic() - start, patience if self.idle_count else timeout_s
+            late, within = closed or passed > limit, "" if closed else f" within {int(passed)} s"
             if late and self.idle_count < wanted:
                 names = ", ".join(client.client_id for client in self.roster.live) or "none"
                 busy = f"; {len(self._busy())} still work on an earlier round" if self._busy() else ""

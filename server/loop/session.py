@@ -110,7 +110,7 @@ class Session:
         if resumed:
             known, self.federation.round = len(self.roster), max(0, resumed.progress.round)
             self.federation.admission.restore(self.roster, resumed.tensors)
-            # Who trained when the server was killed finishes first, and takes up to a minute to connect again.
+            # A client that trained when the server was killed finishes first. Then a minute is enough to connect again.
             self._gather(known, max(1, resumed.here), self.config.round_timeout_s + 60)
         elif phase == 0:
             next(self.federation.admission.checked(self.roster), None)  # the clients of `init_from` decide for others

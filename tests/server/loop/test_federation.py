@@ -137,14 +137,14 @@ def test_many_nodes_are_greeted_in_one_go_in_order_of_their_numbers(party: Party
     assert len({moment for moment, _ in grid.sent}) == 1
 
 
-@pytest.mark.parametrize(("comes", "passed"), [(3.0, 20.0), (30.0, 30.0)])
+@pytest.mark.parametrize(("comes", "passed"), [(3, 20), (30, 30)])
 def test_after_a_while_one_client_is_enough_if_the_others_may_have_left(
-    party: Party, grid: ScriptedGrid, clock: Clock, comes: float, passed: float
+    party: Party, grid: ScriptedGrid, clock: Clock, comes: int, passed: int
 ) -> None:
     clock.after(comes, lambda: grid.join(5, "a", train_examples=1))
     party.federation.gather(2, 60.0, soon=20.0)
     assert clock.passed == pytest.approx(passed, abs=0.6)
-    assert party.events[-1] == "1 of 2 clients joined within 20 s (a); going on without the others"
+    assert party.events[-1] == f"1 of 2 clients joined within {passed} s (a); going on without the others"
     with pytest.raises(CohortError, match=r"^1 of 2 clients joined within 60 s \(a\)"):
         party.federation.gather(2, 60.0)
 
