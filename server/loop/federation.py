@@ -87,7 +87,7 @@ class Federation:
         }
 
     def gather(self, wanted: int, timeout_s: float, ready: Callable[[], bool] = lambda: True, soon: float = 0) -> None:
-        """Wait until `wanted` clients are here without an order, and `ready`; after `soon` seconds, if given, for one.
+        """Wait until `wanted` clients are here, idle and `ready`; after `soon` seconds, if given, one is enough.
 
         Raises:
             CohortError: too few clients came within `timeout_s` seconds.
