@@ -21,13 +21,10 @@ from hyperbloom.common.layout import Layout, Weights
 
 FACTOR_BYTES = 4 * 2**20
 """Largest size of a factor on the wire, in both directions."""
-
 LARGEST_REFERENCE = 5000
 """Most inputs of a reference set, as in the paper."""
-
 EXACT = 1200
 """Largest matrix that is cut with exact eigenvectors, which then takes at most a second."""
-
 SPARE = 16
 """Extra directions (oversampling) of the randomised SVD."""
 

@@ -28,10 +28,8 @@ SectionT = TypeVar("SectionT", bound="Section")
 
 MOST_NODES = 100_000
 """Most keys and values of a YAML file, where what an alias repeats counts each time."""
-
 FEWEST_CLIENTS = 3
 """Smallest number of clients in a secure sum. In a sum of two, each client can compute the other's part."""
-
 MOST_CLIENTS = 512
 """Largest cohort of a secure sum. Beyond it fixed-point steps are coarse, and a mask for every pair is costly."""
 

@@ -9,13 +9,10 @@ from typing import Any
 
 WAIT = "hyperbloom-wait"
 """Header of a call for an order: the seconds that the server may wait for one before it answers."""
-
 PROCESS = "hyperbloom-process"
 """Header of every call: what tells a process of a client from another one with the same key."""
-
 TAKEN = "another process with this client's key is here"
 """The server's text for a call of a second process."""
-
 MOST_ENCLOSED = 768 * 2**10
 """Most bytes of enclosed objects; the server reads no message of over a megabyte."""
 

@@ -18,7 +18,6 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 ENOUGH = 24
 """Training clients from which the written model was level with the run's model for all, or ahead (docs/on-demand)."""
-
 HALF = 0.5
 """The share with fewer of them, if nobody was held out: it was nowhere far behind either model."""
 

@@ -158,7 +158,8 @@ class Algorithm(ABC):
         """Return what the data of the first client decide.
 
         Raises:
-            ModelError: no target network fits them, or it exceeds `LARGEST_NETWORK` and a client's data decide on it.
+            ModelError: no target network fits them and their task, or it exceeds `LARGEST_NETWORK` and a client's data
+                decide on it.
         """
         of = {"head": models.body_layout, "body": models.head_layout}.get(self.private, models.full_layout)
         data = (about.input_shape, about.num_classes)
@@ -170,6 +171,8 @@ class Algorithm(ABC):
             raise ModelError(
                 f"{largest:,} parameters are beyond {LARGEST_NETWORK:,}; set input_shape and num_classes if you mean it"
             )
+        for spec in specs:
+            models.check_outputs(spec, task)
         frozen = () if specs[0].is_new else tuple(models.backbone_digest(spec) for spec in specs)
         return Setting(specs[0], layouts, backbones=frozen)
 

@@ -43,7 +43,6 @@ from hyperbloom.strategies.turn import Turn
 
 MOST_TYPES = 512
 """Most layer types of one client; ResNet-152 has about 40."""
-
 KEPT_GRAPHS = 256
 """Number of parsed graphs in the cache; others are parsed again. Clients of one architecture share the object."""
 

@@ -51,7 +51,6 @@ from hyperbloom.strategies.turn import Evaluation, Turn
 
 CALIBRATION = 64
 """Most clients whose descriptors calibrate a fresh encoder."""
-
 FARTHEST = 100.0
 """Largest root mean square of an accepted descriptor. Sound ones have deviation 1, fresh ones less."""
 

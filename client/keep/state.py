@@ -44,7 +44,6 @@ from hyperbloom.common.wire.orders import Scope
 LONGEST_RUN_ID = 200  # bytes
 CHECKPOINTS = 2
 """Number of checkpoints that a server keeps. A client ignores older resume points, which bounds its versions."""
-
 MOST_RUNS = 500
 """Most runs of which a client keeps personal parts, and models with which it was scored."""
 

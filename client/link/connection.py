@@ -30,7 +30,6 @@ HEARTBEAT_S = flower.constant.HEARTBEAT_DEFAULT_INTERVAL
 
 ANSWER_S = 60.0
 """Most seconds until a call for an order is answered, beyond its wait; then the connection is lost."""
-
 LEAVING_S = 3.0
 """Most seconds for each of the last three calls. Docker kills a container 10 s after it has asked it to end."""
 

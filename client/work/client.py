@@ -18,7 +18,7 @@ from hyperbloom.common.data import load_client_data
 from hyperbloom.common.data.schema import Schema, difference, load_schema, read_schema
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.storage import write_bytes
-from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, build, build_own
+from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, build, check_outputs
 from hyperbloom.common.models.pretrained import check_tokens
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
@@ -31,8 +31,6 @@ log = logging.getLogger("hyperbloom.client")
 
 LOADED_CLIENTS = 256
 """Virtual clients of one process whose data stay loaded. Data of others are read again when they are needed."""
-
-
 MOST_SCHEMAS = 10
 """Schemas by which servers may read a client's table, over all its runs and restarts."""
 
@@ -80,8 +78,7 @@ class Client:
         self.own: ModelSpec | None = None
         if settings.model is not None:
             self.own = ModelSpec(settings.model, *about).resolved(self.task)
-            with torch.random.fork_rng(devices=[]):
-                build_own(self.own)  # report now that it cannot run
+            check_outputs(self.own, self.task)  # report now that it cannot run
             try:
                 own_graph(self.own)
             except ModelError as error:

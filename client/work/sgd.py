@@ -19,7 +19,6 @@ from hyperbloom.common.wire.orders import SGD
 
 MOST_DRAWN = 2**27
 """Most examples in all steps of a training, whose numbers take 1 GiB."""
-
 LARGE = 10_000_000
 """Frozen numbers from which on half precision pays for the casts (`benchmarks/half_precision.py`)."""
 

@@ -18,7 +18,6 @@ FILES = (
 
 LENGTH = 128
 """Tokens of the longest text, unless a schema says another number."""
-
 TOKENIZER = "tokenizer"
 """Folder with the tokenizer in that of a trained model."""
 

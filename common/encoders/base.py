@@ -10,7 +10,6 @@ from hyperbloom.common.models import MLP, LeNet
 
 BATCH = 1024
 """Samples that are encoded at once. The descriptor of a larger set is the average over such batches."""
-
 DENSE = 500
 """Width of dense layers, for feature vectors (appendix C)."""
 

@@ -15,7 +15,6 @@ from hyperbloom.common.errors import ConfigError
 
 POOLED = 200
 """Width of the dense layer after each convolution. Half of it is pooled by mean, half by maximum."""
-
 ROUNDING = 1e-5
 """Relative error by which float32 may exceed the bounds on the norms of the features and of the tail's output."""
 LARGEST_TERMS = 1e30  # sums of such terms are far from overflow in float32

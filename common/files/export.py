@@ -44,7 +44,6 @@ from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
 OPSET = 18
 """ONNX operator set of the files. Torch writes it without conversion, and runtimes since early 2023 read it."""
-
 LARGEST_DIFFERENCE = 1e-5
 """Largest accepted difference between the logits of torch and ONNX runtime, relative to the largest logit above 1."""
 

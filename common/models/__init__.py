@@ -26,13 +26,10 @@ from hyperbloom.common.tasks import CLASSIFICATION, Task
 
 HEAD = "head."
 """Prefix of the names of the parameters of the last layer."""
-
 OWN = "own"
 """Name of the client's own model in an order. The server does not know its real name."""
-
 BACKBONE = "backbone"
 """Name, in an order, of the pretrained network that each client has on its own disk."""
-
 MOST_BACKBONES = 8
 """Most networks of which one process keeps what is frozen."""
 
@@ -136,6 +133,16 @@ def build_own(spec: ModelSpec) -> nn.Module:
     if ":" in spec.name:
         return build_from_factory(spec.name, spec.input_shape, spec.num_classes)
     return build(spec.resolved())
+
+
+def check_outputs(spec: ModelSpec, task: Task) -> None:
+    """Raise a ModelError if a server's or client's own network cannot be built, or its outputs are not for the task."""
+    wanted = task.output_shape(spec.num_classes, spec.input_shape)
+    where = "meta" if spec.is_new and spec.name in MODELS else "cpu"
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device(where):
+        found = tuple(build_own(spec).eval()(torch.zeros(1, *spec.input_shape)).shape[1:])
+    if found != wanted:
+        raise ModelError(f"{spec.name}: expected outputs {wanted} of an input for {task.spec.name}, found {found}")
 
 
 def full_layout(spec: ModelSpec) -> Layout:

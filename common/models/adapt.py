@@ -32,7 +32,6 @@ from hyperbloom.common.files.storage import write_tensors
 ALL = "all"
 LORA = "default"
 """The name of LoRA's layers in a network."""
-
 WRAPPED = "network."
 """Prefix of the names in a network of transformers, which `Transformer` wraps."""
 

@@ -41,7 +41,6 @@ LARGEST_LOSS_SUMMED = 64.0
 
 _PRIME = 2**256 + 297
 """The smallest prime above 2^256: secrets have 32 bytes."""
-
 _REACH = 2**27
 """Bound of honest sums, a sixteenth of the range of 32 bits. A sum with a mask left in it almost surely exceeds it."""
 

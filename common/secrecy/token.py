@@ -13,10 +13,8 @@ from hyperbloom.common.errors import ConfigError
 
 HEADER = "hyperbloom-token"
 """Header of a call whose key is not known yet: the secret, and the name that the client wants to have."""
-
 REFUSED = "cannot enrol: "
 """Start of the server's text for a token that is not good."""
-
 HAS_A_KEY = "has a key already"
 """Part of the server's text for a name that another key has: no token helps."""
 

@@ -27,7 +27,6 @@ from hyperbloom.common.wire.orders import Failed
 
 LONGEST_LAYOUT = 2**22
 """Most characters of names and shapes as JSON; ResNet-152 has about 30,000."""
-
 LONGEST_REASON = 300
 """Characters that the server keeps of a client's error text."""
 

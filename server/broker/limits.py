@@ -26,7 +26,6 @@ LARGEST_VARIABLE, LARGEST_MIB = "HYPERBLOOM_MESSAGE_MIB", 512
 
 MOST_OBJECTS = 64
 """Most objects of a reply; ours have three."""
-
 MOST_WORDS = 2**20
 """Most bytes of a call that uploads no object."""
 
@@ -34,7 +33,6 @@ MOST_REPLIES = 10_000  # under upload
 
 TOO_LARGE = b"too large"
 """Content that the store keeps in place of a too large object."""
-
 SMALLEST_LIMIT = 16 * 2**20
 """Bytes that any reply may have; twice the size of the largest order comes on top."""
 

@@ -41,7 +41,6 @@ MINUTE_S = 60.0
 
 WORKERS = 1000 + MOST_WAITING
 """Most calls served at a time; further calls are refused. Flower's number, and the calls that wait for an order."""
-
 MOST_FILES = 65_536
 """Open files that a server wants, as in the units of `deploy/`: each connection is one, and 1,024 are soon taken."""
 

@@ -25,7 +25,6 @@ from hyperbloom.strategies.exchange import Client
 LONGEST_VERSION = 100
 MOST_NUMBERS = 10_000
 """Most numbers in an introduction: shape, means, deviations and class shares."""
-
 MOST_BYTES = 2**30
 """Most bytes of the server's parameters. Training takes three times as many, for gradients and momentum."""
 

@@ -54,6 +54,7 @@ class Federation:
         self._on_event, self._watch = on_event, watch
         self._met: set[int] = set()
         self._owners: dict[int, str] = {}  # owner of each present node's key; "" without keys
+        self._refusal = ""  # why the last one was refused
         self._visited = -VISIT_EVERY_S
 
     @property
@@ -109,7 +110,7 @@ class Federation:
             if late and self.idle_count < wanted:
                 names = ", ".join(client.client_id for client in self.roster.live) or "none"
                 busy = f"; {len(self._busy())} still work on an earlier round" if self._busy() else ""
-                came = f"{self.idle_count} of {wanted} clients joined{within} ({names}){busy}"
+                came = f"{self.idle_count} of {wanted} clients joined{within} ({names}){busy}{self._refusal}"
                 if not soon or not self.idle_count:
                     raise CohortError(f"{came}. Start the others, or set clients to fewer or join_timeout_s to more")
                 self._on_event(f"{came}; going on without the others")
@@ -220,6 +221,7 @@ class Federation:
             self._admit(node, about)
         except (RefusedError, WireError) as error:
             why = shown(str(error))  # it may quote the introduction
+            self._refusal = f"; the last one was refused: {why}"
             self._on_event(Refused(f"refused node {node}: {why}"))
             self._notify([node], Notice("refused", why))
 

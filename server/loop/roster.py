@@ -22,7 +22,6 @@ from hyperbloom.strategies.exchange import Client
 
 PATIENCE = 3
 """Number of refused replies, or of deadlines missed in a row, that lead to a quarantine."""
-
 FIRST_TERM = 10
 """Rounds of the first quarantine. Each further quarantine of a client is twice as long."""
 

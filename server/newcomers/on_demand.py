@@ -28,16 +28,12 @@ VISIT_EVERY_S = 0.1
 TTL_S = 600.0
 USUAL = 0.95
 """Share of the training clients whose distance to their nearest neighbour counts as usual."""
-
 FLOOR = 0.01
 """Floor of the variance in each dimension, as a share of the mean variance over all dimensions."""
-
 FEWEST = 3
 """Fewest clients for an estimate of usual distances."""
-
 SAMPLE = 1000
 """Most clients whose nearest distances are computed; all of ten thousand would take 800 MB."""
-
 BYTES_AT_ONCE = 64 * 2**20
 """Bytes of weights generated at a time."""
 

@@ -16,10 +16,8 @@ from hyperbloom.server.runs.recorded import Member
 
 SHADES = 9
 """Number of shades from low to high."""
-
 STYLES = 12
 """Number of strategy colours; the thirteenth strategy has the first colour again."""
-
 NAMED = 12
 """Most clients whose points have names beside them."""
 

@@ -10,7 +10,6 @@ from hyperbloom.common.errors import ConfigError
 
 FEWEST = 10
 """Fewest clients for t-SNE, which preserves neighbourhoods."""
-
 MOST = 1_000
 """Most clients for t-SNE, which takes many seconds for more."""
 

@@ -25,13 +25,10 @@ from hyperbloom.server.runs.recorded import flat, read_json, read_summary
 
 BARS = 24
 """Most clients that have bars of their own, and answers that are not folded away."""
-
 WORST = 8
 """Number of clients named beside a picture of all."""
-
 ROWS = 1_000
 """Most clients in the table; it shows the first ones."""
-
 EVENTS = 200
 """Most events shown; these are the last ones."""
 

@@ -25,7 +25,6 @@ UpdateRule = Literal["proximal", "mean"]
 
 TRUNK_LIMIT = 10
 """Most replies whose trunk gradients are summed in full. A sum of 50 diverged where one of 10 trained well."""
-
 BYTES_AT_ONCE = 32 * 2**20
 """Bytes of a cohort's weights processed at a time (69 LeNets). Each is held three times."""
 

@@ -61,6 +61,12 @@ def test_a_model_that_cannot_be_represented_ends_the_start(tmp_path: Path) -> No
         Worker(settings)
 
 
+def test_a_model_for_other_labels_ends_the_start(tmp_path: Path) -> None:
+    message = r"^unet: expected outputs \(10,\) of an input for classification, found \(10, 8, 8\)$"
+    with pytest.raises(ModelError, match=message):
+        Worker(ClientSettings("a", SHARE, "cpu", "S", tmp_path, model="unet"))
+
+
 def test_why_an_own_model_cannot_be_used_is_logged_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = DataSpec(split="iid", partitions=6, max_train=40)
     worker = Worker(ClientSettings("a", data, "cpu", "S", tmp_path, model="tests.client.work.test_own_network:hooked"))

@@ -274,9 +274,18 @@ def test_class_weights_reach_every_client(config: RunConfig, watched: WatchedGri
     assert {order.target.task.balanced for order in watched.of(TrainOrder)} == {True}
 
 
-def test_virtual_clients_that_are_refused_are_not_waited_for(config: RunConfig, watched: WatchedGrid) -> None:
-    with pytest.raises(CohortError, match=r"^0 of 2 clients joined \(none\)\. Start the others"):
-        Session(config.model_copy(update={"num_classes": 3, "join_timeout_s": 1e9}), watched, "run", []).run()
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"num_classes": 3}, "expected 3 classes as in this federation, found 10; name them all"),
+        ({"model": "unet"}, r"unet: expected outputs \(10,\) of an input for classification, found \(10, 8, 8\)"),
+    ],
+)
+def test_virtual_clients_that_are_refused_are_not_waited_for(
+    config: RunConfig, watched: WatchedGrid, changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(CohortError, match=rf"^0 of 2 clients joined \(none\); the last one was refused: {why}"):
+        Session(config.model_copy(update=changes | {"join_timeout_s": 1e9}), watched, "run", []).run()
 
 
 def test_waiting_that_has_become_pointless_ends_the_run(config: RunConfig, watched: WatchedGrid) -> None:
