@@ -10,7 +10,6 @@ LIST = "hyperbloom-backbone:"
 
 PIECE = 2**22
 """Bytes of a piece; the last one of a file is shorter."""
-
 PATTERNS = ("*.json", "*.safetensors", "vocab.txt", "merges.txt", "*.model")
 """Files that travel: weights as safetensors, descriptions and tokenizers. No code, no pickles."""
 

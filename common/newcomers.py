@@ -15,7 +15,6 @@ from hyperbloom.common.metrics import scale_of, title_of
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of the written model that are tried: 0 is the model for all."""
-
 ENOUGH = 24
 """Training clients from which the written model was level with the run's model for all, or ahead (docs/on-demand)."""
 HALF = 0.5

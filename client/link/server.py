@@ -43,7 +43,6 @@ _UNKNOWN = (
 
 FOR_NOW = ("Invalid timestamp", TAKEN)
 """Parts of the server's texts for refusals that end: a clock is set, or another process with this key leaves."""
-
 _REFUSALS = (REFUSED, "is unknown or revoked", "key is damaged", "another client's")
 """Parts of the door's refusals. Flower refuses calls of a run that is over with the same status."""
 

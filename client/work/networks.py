@@ -24,6 +24,8 @@ from hyperbloom.common.wire.orders import PRIVATE, Scope, Target
 
 LOADED_NETWORKS = 32
 """Most networks that one process keeps in memory of each kind; an own model with its hypernetwork is one."""
+LARGE_NETWORK = 10_000_000
+"""Parameters of a network beside which none that was loaded before is kept."""
 MOST_PARAMETERS = 2**29
 """Of a network that the server chooses: as many as a message can carry."""
 
@@ -84,8 +86,7 @@ def load_alone(client: Client, scope: Scope, target: Target) -> Loaded:
     """Return the network with which a client trains by itself, at its first values: those of the strategy `local`."""
     target = replace(target, private="all", hypernetwork=None, adapt=models.FORM.sub(models.ALL, target.adapt))
     with client.hide_own_model():
-        own = client.own and _private_network(replace(client.own, adapt=target.adapt), client.device)
-        network = own or loaded_network(client, target, None)
+        network = _network_alone(client, client.own, target) if client.own else loaded_network(client, target, None)
         network.holds = None
         network.personal.load(_first_values(client, scope, target, None, network.personal.layout))
     return network
@@ -126,11 +127,19 @@ def loaded_network(client: Client, target: Target, weights: Weights | None) -> L
         with client.hide_own_model():
             return _own_network(own, ordered_parts(own, target, weights), client.device)
     if target.private == "all" and client.own is not None:  # nothing travels, so the client chooses
-        return _private_network(replace(client.own, adapt=target.adapt), client.device)
+        return _network_alone(client, client.own, target)
     spec = spec_of(client, target)
     if not spec.is_new and (found := models.backbone_digest(spec)) not in target.backbones:
         raise WireError(f"order: expected backbone {' or '.join(target.backbones)}, found {found}")
     return _network(spec, target.private, client.device)
+
+
+def _network_alone(client: Client, own: models.ModelSpec, target: Target) -> Loaded:
+    """Return the client's own network, of which nothing travels."""
+    if "targets=" in target.adapt:  # from which patterns match a server could learn the names of layers
+        raise WireError("order: expected no layers' names for the client's own model, found a pattern for them")
+    with client.hide_own_model():
+        return _private_network(replace(own, adapt=target.adapt), client.device)
 
 
 def _load_personal(client: Client, scope: Scope, target: Target, weights: Weights | None, network: Loaded) -> None:
@@ -169,11 +178,18 @@ def _holder(client: Client, scope: Scope) -> Holder:
     return client, scope.run_id, client.state.personal_file(scope.run_id), scope.rewound
 
 
+def _make_room(parameters: int) -> None:
+    """Forget all networks before a large one: with many of them a server that lies could fill the memory."""
+    for cached in (_network, _own_network, _private_network) if parameters > LARGE_NETWORK else ():
+        cached.cache_clear()
+
+
 @lru_cache(LOADED_NETWORKS)
 def _network(spec: models.ModelSpec, private: str, device: torch.device) -> Loaded:
     full = models.full_layout(spec)
     if spec.is_new and full.numel > MOST_PARAMETERS:  # measured without taking memory: the server may lie
         raise WireError(f"order: expected a network of at most {MOST_PARAMETERS:,} parameters, found {full.numel:,}")
+    _make_room(full.numel)
     module = models.build(spec).to(device)
     shared = {"head": models.body_layout(spec), "body": models.head_layout(spec), "all": Layout(())}.get(private, full)
     personal = Layout(tuple(item for item in full.shapes if item not in shared.shapes))
@@ -191,10 +207,13 @@ def _network(spec: models.ModelSpec, private: str, device: torch.device) -> Load
 @lru_cache(LOADED_NETWORKS)
 def _own_network(spec: models.ModelSpec, parts: Parts | None, device: torch.device) -> Loaded:
     made = make_network(spec, parts, device)
+    _make_room(made.shared.layout.numel + made.personal.layout.numel)
     return Loaded(made.module, made.shared, made.personal, own_graph(spec).head)
 
 
 @lru_cache(LOADED_NETWORKS)
 def _private_network(spec: models.ModelSpec, device: torch.device) -> Loaded:
     module = models.build_own(spec).to(device)
-    return Loaded(module, FlatPart(module, Layout(())), FlatPart(module, Layout.of(module)))
+    personal = FlatPart(module, Layout.of(module))
+    _make_room(personal.layout.numel)
+    return Loaded(module, FlatPart(module, Layout(())), personal)

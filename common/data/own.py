@@ -26,10 +26,8 @@ CHANNELS = (1, 3, 4)
 
 Units = Mapping[str, Sequence[AnyArray]]
 """Names of `owners` and `groups`, either or both, for each example of each portion."""
-
 FEWEST_OF_OWNER = 7
 """Examples of an owner from which a split of 70 / 15 / 15 leaves it some in each part."""
-
 BYTES = Scaling(255.0)
 """The scaling of users' bytes."""
 

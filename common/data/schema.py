@@ -24,7 +24,6 @@ from hyperbloom.common.errors import ConfigError, DataError
 
 Table = Mapping[str, list[str]]
 """A table's cells by column, as text; all columns have the same length."""
-
 LONGEST_SCHEMA = 100_000
 """Most characters of a schema, which travels in one message."""
 

@@ -40,7 +40,6 @@ _FORM = "all, head, norms, bias or lora:r=8[,alpha=16][,targets=PATTERN]"
 _LORA = re.compile(r"lora:r=(?P<rank>[1-9]\d{0,2})(,alpha=(?P<alpha>\d{1,9}(\.\d+)?))?(,targets=(?P<targets>.+))?")
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """The layers that LoRA changes by default, as far as they are not in groups."""
-
 _READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """Modules that read the weights of their layers and do not call these, so that LoRA would have no effect there."""
 

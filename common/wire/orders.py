@@ -26,21 +26,16 @@ from hyperbloom.common.tasks import CLASSIFICATION, TaskSpec
 
 ASKS = ("own", "types", "graph")
 """What a strategy must know of clients' own models: only that they exist, their layer types, or their graphs."""
-
 ALL_TYPES = ("all",)
 """`Introduction.types` of a client that gets all parts of the hypernetwork, to hide which ones it uses."""
-
 PRIVATE = ("none", "head", "body", "all", "copy")
 """The part of the target network that stays on the client: nothing, the head, all but the head, or everything. With
 'copy' all weights travel, and the client also keeps a private model of the same shapes. Training orders then need a
 method that trains it."""
-
 REFINED = ("head", "all")
 """The part that a client trains on its own examples before an evaluation and forgets afterwards."""
-
 REPLIES = ("delta", "weights", "nothing")
 """What a client sends back after training: trained - sent, trained, or only its metrics."""
-
 LARGEST_LOSS = 1e30
 """Largest accepted loss, so that sums over clients do not overflow."""
 

@@ -29,7 +29,6 @@ LONGEST_LAYOUT = 2**22
 """Most characters of names and shapes as JSON; ResNet-152 has about 30,000."""
 LONGEST_REASON = 300
 """Characters that the server keeps of a client's error text."""
-
 LARGEST = torch.finfo(torch.float32).max
 """Largest number of a message: torch multiplies tensors of float32 by no larger ones."""
 

@@ -4,7 +4,6 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,6 +16,7 @@ from hyperbloom.server.access import certificates as tls
 from hyperbloom.server.access.certificates import Certificates
 from hyperbloom.server.access.invitations import Invitations
 from hyperbloom.server.access.registry import ClientRegistry
+from hyperbloom.server.broker.log import LogFile
 
 if TYPE_CHECKING:
     from hyperbloom.server.grids.live import LiveGrid
@@ -25,7 +25,6 @@ INVITED_S = 3600.0
 
 Say = Callable[..., None]
 """Prints a line literally; the optional second argument is a rich style."""
-
 Tell = Callable[[str], None]
 """Receives a line for each caller that the SuperLink refuses, in another thread."""
 
@@ -166,8 +165,6 @@ class Machines(Section):
         return ["--server", address, "--root-certificates", str(Certificates(self.certs).ca)]
 
 
-LARGEST_LOG = 2**24
-
 SECURITY = {"insecure", "certs"}
 """Fields that belong together: giving one of them anew replaces both."""
 
@@ -237,17 +234,10 @@ def open_for_newcomers(machines: Machines, folder: Path, brings: str, say: Say, 
         yield grid
 
 
-class _LogFile(RotatingFileHandler):
-    """Starts a new file at 16 MiB, keeps three, and drops lines that a full disk does not take."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Ignore the error."""
-
-
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Write our log and Flower's to a file."""
-    handler = _LogFile(path, maxBytes=LARGEST_LOG, backupCount=3)
+    handler = LogFile(path)
     handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in ("hyperbloom", "flwr")]

@@ -19,7 +19,6 @@ FASTEST_POLL_S, SLOWEST_POLL_S = 0.004, 0.05
 
 NETWORK_ERRORS = (3, 4, 5)
 """Flower's error codes for an unavailable message, reply or node."""
-
 UNREADABLE = 1001
 """Our error code for a reply that is too large to read, is no message, or is in another node's name."""
 

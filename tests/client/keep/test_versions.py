@@ -76,3 +76,6 @@ def test_whatever_a_server_says_no_more_stay_than_it_has_checkpoints(state: Clie
     for number in range(1, 9):
         state.save_personal(scope("run", number, tuple(range(number))), LAYOUT, VALUES)
     assert kept(state) == ["run@6-0.safetensors", "run@7-0.safetensors"]
+    for number in range(9):  # and of residuals, those of one run
+        state.save_residual(scope(f"run-{number}", 2, (1, 2)), LAYOUT, VALUES)
+    assert len([name for name in kept(state) if name.startswith("residual-")]) == 1

@@ -75,6 +75,17 @@ def test_a_network_beyond_all_messages_is_refused_before_memory_is_taken(
     assert made == []
 
 
+def test_of_large_networks_one_process_keeps_one(make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = make_worker("client-0")
+    for factor in (2, 3):
+        worker.answer(evaluate_order(adapt=f"generated:k=1,h={factor}", private="all"))
+    assert networks._network.cache_info().currsize >= 2
+    monkeypatch.setattr(networks, "LARGE_NETWORK", FULL.numel)
+    for factor in (4, 5, 6):  # a server that lies can name a thousand
+        worker.answer(evaluate_order(adapt=f"generated:k=1,h={factor}", private="all"))
+        assert networks._network.cache_info().currsize == 1
+
+
 def test_a_copy_is_what_is_evaluated_once_there_is_one(make_worker: MakeWorker) -> None:
     worker = make_worker("client-0")
     first, second = initial(seed=1), initial(seed=2)

@@ -199,6 +199,21 @@ def test_an_own_model_that_stays_at_home_takes_no_weights_however_they_are_named
     assert loss[0] == loss[1] != pytest.approx(math.log(10), abs=1e-4)
 
 
+@pytest.mark.parametrize("pattern", ["head", "zzz", "*"])
+def test_whether_a_pattern_matches_names_of_an_own_model_is_not_told(worker: Worker, pattern: str) -> None:
+    changes = {"model": "mlp", "private": "all", "weights": None, "adapt": f"lora:r=1,targets={pattern}"}
+    with pytest.raises(
+        WireError, match=r"^order: expected no layers' names for the client's own model, found a pattern"
+    ):
+        worker.answer(to_evaluate(**changes))
+
+
+def test_what_is_missing_for_a_way_to_adapt_an_own_model_is_not_told(tmp_path: Path) -> None:
+    worker = Worker(ClientSettings("ward-7", SHARE, "cpu", "S", tmp_path, model="mlp"))
+    with pytest.raises(HyperbloomError, match=r"^the client's own model fails; the client's log says how"):
+        worker.answer(to_evaluate(model="mlp", private="all", weights=None, adapt="norms"))
+
+
 def test_an_order_that_brings_the_wrong_weights_to_a_disclosed_graph_is_told_which(disclosing: Worker) -> None:
     with pytest.raises(WireError, match=r"^tensor .*weight: expected with shape"):
         disclosing.answer(to_train(hypernetwork=None, weights=WRONG))

@@ -108,6 +108,27 @@ def test_what_flower_says_of_a_member_floods_no_terminal_and_controls_none(
     assert other == "another line"
 
 
+def test_a_stranger_whose_words_grpc_logs_fills_no_disk_and_controls_no_terminal(
+    heard: Hear, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "I1121 18:18:47.434 7 chttp2_transport.cc:99] Got goaway [2] Debug Text: x\n\x1b[31mFORGED\x07" + "z" * 300
+    monkeypatch.setattr(superlink_log, "LARGEST_LOG", 1000)
+    told, kept = heard(f"{words}\n" * 130 + "E1121 11:00:00.1 7 server.cc:5] \x1b[2J\n" * 5)
+    assert told == [] and kept == "", "the others are dropped in this minute"
+    err = capfd.readouterr().err
+    assert err.count("FORGED") == superlink_log.MOST and "\x1b" not in err and "\x07" not in err
+    assert len(err) < superlink_log.MOST * (superlink_log.LONGEST + 2)
+    told, kept = heard("E1121 11:00:00.1 7 server.cc:5] \x1b[2J%s\n" * 200)
+    assert told == [] and kept.startswith("E1121 11:00:00.1 7 server.cc:5]  [2J%s\n") and len(kept) <= 1000
+    assert max(path.stat().st_size for path in tmp_path.iterdir()) <= 1000, "the file is bounded"
+
+
+def test_what_a_stranger_calls_a_reason_is_short_and_controls_no_terminal(heard: Hear) -> None:
+    (line,), kept = heard(trace("%1B[2J" + "z" * 9000))
+    assert line.startswith("refused 10.0.0.9: the TLS handshake failed ( [2Jzz") and len(line) <= superlink_log.LONGEST
+    assert kept == line + "\n"
+
+
 def test_a_stranger_who_knocks_all_the_time_is_told_once_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,16 +141,13 @@ def test_a_stranger_who_knocks_all_the_time_is_told_once_a_minute(
         assert len(told) == 1
         for i in range(2500):
             say(f"refused ipv4:10.1.{i // 200}.{i % 200}:5: its key is unknown")
-        assert len(told) == 2501
+        assert len(told) == superlink_log.MOST, "strangers of many addresses fill no disk"
         (once,) = superlink_log._log.filters
-        assert len(once._said) <= superlink_log.MOST, "strangers fill no memory"
+        assert len(once._said) <= superlink_log.MOST, "nor memory"
+        now[0] += superlink_log.AGAIN_AFTER_S
         for text in "aba":
             say(text)
-        assert told[2501:] == ["a", "b"]
-        monkeypatch.setattr(superlink_log, "AGAIN_AFTER_S", 0.0)
-        say("a")
-        say("a")
-        assert told[2503:] == ["a", "a"]
+        assert told[superlink_log.MOST :] == ["a", "b"]
     assert not superlink_log._log.filters, "the next SuperLink of this process begins anew"
 
 

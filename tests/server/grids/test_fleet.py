@@ -12,7 +12,7 @@ from hyperbloom.server.grids.fleet import Machines
 
 
 def test_the_log_of_a_run_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "LARGEST_LOG", 1000)
+    monkeypatch.setattr("hyperbloom.server.broker.log.LARGEST_LOG", 1000)
     with fleet.log_to(tmp_path / "server.log"):
         for number in range(1000):
             logging.getLogger("hyperbloom").warning("line %d of a client that talks", number)
