@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from benchmarks.pays_sets import SETS, UNSEEN
+from benchmarks.pays_sets import LASTING, SETS, UNSEEN
 from figures.pages import read, table_row
 from hyperbloom.common.config import make_run_config
 from hyperbloom.server.library import run as play
@@ -90,8 +90,14 @@ def key(line: Line) -> tuple[Any, ...]:
     return line["set"], line["rounds"], line["strategy"], line["seed"]
 
 
-def over_better(lines: Iterable[Line], strategy: str) -> np.ndarray | None:
-    """Return the gains over the better of `local` and `fedavg` on one set `(seeds, sites)`; None without all three."""
+def of_sites(gains: Sequence[Any], name: str) -> np.ndarray:
+    """Return the gains on a set, `(seeds, sites)`, as one of each site: its mean, if it is the same with every seed."""
+    found = np.array(gains)
+    return found.mean(0) if name in LASTING else found.reshape(-1)
+
+
+def over_better(lines: Sequence[Line], strategy: str) -> np.ndarray | None:
+    """Return the gains over the better of `local` and `fedavg` on one set, of its sites; None without all three."""
     runs: dict[str, dict[int, list[float]]] = defaultdict(dict)
     for line in lines:
         runs[line["strategy"]][line["seed"]] = line["test"]
@@ -100,20 +106,21 @@ def over_better(lines: Iterable[Line], strategy: str) -> np.ndarray | None:
         return None
     mine, *others = (np.array([runs[name][seed] for seed in seeds]) for name in (strategy, "local", "fedavg"))
     better: np.ndarray = max(others, key=lambda each: float(each.mean()))
-    return mine - better
+    return of_sites(mine - better, lines[0]["set"])
 
 
-def over(lines: Iterable[Line], strategy: str, other: str) -> np.ndarray | None:
-    """Return the gains of a strategy over another on one set `(seeds, sites)`; None if they share no seed."""
+def over(lines: Sequence[Line], strategy: str, other: str) -> np.ndarray | None:
+    """Return the gains of a strategy over another on one set, of its sites; None if they share no seed."""
     runs = {name: {x["seed"]: x["test"] for x in lines if x["strategy"] == name} for name in (strategy, other)}
     seeds = sorted(runs[strategy].keys() & runs[other].keys())
-    return np.array([np.subtract(runs[strategy][seed], runs[other][seed]) for seed in seeds]) if seeds else None
+    gains = [np.subtract(runs[strategy][seed], runs[other][seed]) for seed in seeds]
+    return of_sites(gains, lines[0]["set"]) if gains else None
 
 
-def by_choice(lines: Iterable[Line]) -> np.ndarray | None:
-    """Return the gains over training alone of the models that sites chose on one set `(seeds, sites)`, if asked."""
+def by_choice(lines: Sequence[Line]) -> np.ndarray | None:
+    """Return the gains over training alone of the models that sites of one set chose, if asked."""
     gains = [line["gain"] for line in lines if "gain" in line]
-    return np.array(gains) if gains else None
+    return of_sites(gains, lines[0]["set"]) if gains else None
 
 
 def losers(lines: Iterable[Line]) -> tuple[float, float, int] | None:
@@ -163,20 +170,20 @@ def _mark(runs: Sequence[Line], default: Sequence[Line]) -> str:
     found = over([*runs, *default], runs[0]["strategy"], DEFAULT) if runs and runs != default else None
     if found is None:
         return ""
-    _, low, high = interval([found.mean(0)])
+    _, low, high = interval([found])
     return " ▲" if low > 0 else " ▼" if high < 0 else ""
 
 
 def _lead_over(lines: Sequence[Line], strategy: str, sets: Iterable[str]) -> str:
     """Return the mean gain of the default over a strategy on the sets that both were run on."""
     found = [over([x for x in lines if x["set"] == name], DEFAULT, strategy) for name in sets]
-    sites = [one.mean(0) for one in found if one is not None]
+    sites = [one for one in found if one is not None]
     return _shown(*interval(sites)) if sites and strategy != DEFAULT else ""
 
 
 def _deciding(lines: Sequence[Line], strategy: str, sets: Iterable[str]) -> list[str]:
     found = [over_better([x for x in lines if x["set"] == name], strategy) for name in sets]
-    sites = [one.mean(0) for one in found if one is not None]
+    sites = [one for one in found if one is not None]
     if not sites:
         return [""] * 5
     mean, low, high = interval(sites)
@@ -205,10 +212,10 @@ def interval(sets: Sequence[np.ndarray], level: float = 0.95) -> tuple[float, fl
 
 
 def _gain(found: np.ndarray | None) -> str:
-    """Return the mean of gains `(seeds, sites)` with Student's interval over sites, as these may be few."""
+    """Return the mean of the sites' gains with Student's interval, as these may be few."""
     if found is None:
         return ""
-    return _shown(*interval([found.mean(0)]))
+    return _shown(*interval([found]))
 
 
 def _shown(mean: float, low: float, high: float) -> str:

@@ -164,3 +164,5 @@ UNSEEN = {
     ),
 }
 """Added after all defaults were chosen."""
+LASTING = {"heart disease, hospitals", *UNSEEN}
+"""Sets whose sites are the same with every seed. Those of the others are dealt anew."""

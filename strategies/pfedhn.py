@@ -191,10 +191,13 @@ class PFedHN(Algorithm):
     def join(self, client: Client, first: bool) -> None:
         """Add an embedding row for a new client."""
         super().join(client, first)
+        shares, given = torch.tensor(client.about.class_shares), self.options.descriptor == "class-shares"
+        # With one class as long as a learned one at its start: a hypernetwork learns slowly from shorter ones.
+        descriptor = shares * len(shares) ** 0.5 if given else None
         if client.row >= len(self.learner.table.weight):  # also of one that joined after the state that we go back to
-            shares, given = torch.tensor(client.about.class_shares), self.options.descriptor == "class-shares"
-            # With one class as long as a learned one at its start: a hypernetwork learns slowly from shorter ones.
-            self.learner.grow(client.client_id, shares * len(shares) ** 0.5 if given else None)
+            self.learner.grow(client.client_id, descriptor)
+        elif descriptor is not None:
+            self.learner.table.weight.data[client.row] = descriptor
 
     def trains(self, client: Client) -> bool:
         """Return True, but with a frozen hypernetwork only for clients that it never trained on."""

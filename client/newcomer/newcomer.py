@@ -131,7 +131,7 @@ class Newcomer:
         """Write the model folder and return the names of its files."""
         assert self._offer is not None and self.weights is not None
         offer, spec = self._offer, self._spec(self._offer)
-        module = models.build(spec)
+        module = models.blank(spec)
         with torch.no_grad():
             for name, value in models.full_layout(spec).views(self.weights).items():
                 module.get_parameter(name).copy_(value)

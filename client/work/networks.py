@@ -190,7 +190,7 @@ def _network(spec: models.ModelSpec, private: str, device: torch.device) -> Load
     if spec.is_new and full.numel > MOST_PARAMETERS:  # measured without taking memory: the server may lie
         raise WireError(f"order: expected a network of at most {MOST_PARAMETERS:,} parameters, found {full.numel:,}")
     _make_room(full.numel)
-    module = models.build(spec).to(device)
+    module = models.blank(spec).to(device)
     shared = {"head": models.body_layout(spec), "body": models.head_layout(spec), "all": Layout(())}.get(private, full)
     personal = Layout(tuple(item for item in full.shapes if item not in shared.shapes))
     head = tuple(name for name, _ in models.head_layout(spec).shapes)

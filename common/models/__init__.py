@@ -135,6 +135,13 @@ def build_own(spec: ModelSpec) -> nn.Module:
     return build(spec.resolved())
 
 
+def blank(spec: ModelSpec) -> nn.Module:
+    """Build the network for values from elsewhere; what does not travel, as random buffers, is equal everywhere."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build(spec)
+
+
 def check_outputs(spec: ModelSpec, task: Task) -> None:
     """Raise a ModelError if a server's or client's own network cannot be built, or its outputs are not for the task."""
     wanted = task.output_shape(spec.num_classes, spec.input_shape)
@@ -181,9 +188,7 @@ def backbone_digest(spec: ModelSpec) -> str:
 
 def backbone_features(spec: ModelSpec, inputs: Tensor) -> Tensor:
     """Return what enters the last layer of a backbone, `(N, ...)`, for inputs of its network, on their device."""
-    with torch.random.fork_rng(devices=[]):
-        module = build(replace(spec, adapt="head")).to(inputs.device)
-    return features(module, inputs)
+    return features(blank(replace(spec, adapt="head")).to(inputs.device), inputs)
 
 
 def backbone_shape(spec: ModelSpec) -> tuple[int, ...]:

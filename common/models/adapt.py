@@ -86,15 +86,17 @@ def adapted(backbone: nn.Module, head: tuple[str, ...], how: Adapt) -> nn.Module
     chosen = _chosen(module, head, how)
     if how.kind != "head" and all(name.startswith(head) for name in chosen):
         raise ModelError(f"adapt: expected parameters of {how.kind} outside the head, found none in this network")
-    frozen: set[str] = set()
+    frozen, made = set[str](), dict[int, nn.Parameter]()  # tied weights stay tied
     for name, parameter in list(module.named_parameters(remove_duplicate=False)):
         owner, _, leaf = name.rpartition(".")
         part, values = module.get_submodule(owner), parameter.detach()
-        del part._parameters[leaf]
-        if name in chosen:
-            setattr(part, leaf, nn.Parameter(values.clone()))
-        else:
+        if name not in chosen:
             frozen.add(name)
+        if part._parameters.pop(leaf, None) is None:  # a layer with two names
+            continue
+        if name in chosen:
+            setattr(part, leaf, made.setdefault(id(parameter), nn.Parameter(values.clone())))
+        else:
             part.register_buffer(leaf, None)
             setattr(part, leaf, values)  # as an attribute: recurrent layers keep a list of their weights
     for prefix in head:

@@ -229,8 +229,8 @@ class TrainResult:
 
     def check(self) -> None:
         """Raise a WireError if the loss is out of range."""
-        if self.loss is not None and not 0 <= self.loss <= LARGEST_LOSS:
-            raise WireError(f"loss: expected 0 to {LARGEST_LOSS:.0e}, found {self.loss}")
+        if self.loss is not None and not abs(self.loss) <= LARGEST_LOSS:
+            raise WireError(f"loss: expected at most {LARGEST_LOSS:.0e}, found {self.loss}")
 
 
 @dataclass(frozen=True)
@@ -296,13 +296,14 @@ class EvaluateResult:
         for split, score in (("val", self.val), ("test", self.test)):
             if score.total < 1:
                 raise WireError(f"{split}: expected examples, found {score.total}")
-            if not 0 <= score.loss <= LARGEST_LOSS:  # false for NaN
-                raise WireError(f"{split}: expected a loss of 0 to {LARGEST_LOSS:.0e}, found {score.loss}")
+            if not abs(score.loss) <= LARGEST_LOSS:  # false for NaN
+                raise WireError(f"{split}: expected a loss of at most {LARGEST_LOSS:.0e}, found {score.loss}")
             if len(score.metrics) != len(score.values) or len(set(score.metrics)) < len(score.metrics):
                 raise WireError(f"{split}: expected one value for each metric, found {score.metrics}")
             for metric, value in zip(score.metrics, score.values, strict=True):
-                most = 1.0 if scale_of(metric).percent else LARGEST_LOSS
-                least = -most if metric.startswith("r2") else 0.0
+                scale = scale_of(metric)
+                most = 1.0 if scale.percent else LARGEST_LOSS
+                least = 0.0 if scale.percent or not scale.rises else -most  # a task of one's own may go below 0
                 if not least <= value <= most:  # false for NaN
                     raise WireError(f"{split}: expected {metric} from {least:g} to {most:g}, found {value}")
             if not all(abs(count) <= LARGEST_LOSS for count in score.counts):  # false for NaN

@@ -350,8 +350,6 @@ class _MaskedTraining:
         try:
             mean = self.sum.mean(total[:-1], scale, weights)
             loss = float(scale.decode(total[-1:], sum(weights.values()), protocol.LARGEST_LOSS_SUMMED)[0])
-            if loss < 0:
-                raise WireError("the sum of losses is below 0")
         except WireError as error:
             raise _Dropped(f"{error}; at least one has not sent what it should") from None
         members = self._who(masked)

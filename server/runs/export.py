@@ -16,7 +16,7 @@ from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.gains import MIXTURES, MODELS
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.metrics import scale_of, title_of
-from hyperbloom.common.models import ModelSpec, build
+from hyperbloom.common.models import ModelSpec, blank
 from hyperbloom.common.secrecy.noise import promise
 from hyperbloom.server.runs.lines import read_gains
 from hyperbloom.server.runs.trained import read_trained
@@ -77,7 +77,7 @@ class Export:
         weights, name = self._weights(client)
         about, task = client.about, self.trained.strategy.setting.task
         spec = target_spec(self.trained.config, about.size, about.input_shape, about.num_classes, task)
-        module = build(spec)
+        module = blank(spec)
         if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
             raise ConfigError(
                 f"{spec.name} normalises by running statistics, which each client takes from its own examples and "

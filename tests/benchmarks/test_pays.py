@@ -21,23 +21,30 @@ def line(strategy: str, test: list[float], seed: int = 0, **more: object) -> pay
 
 def test_the_gain_is_over_the_baseline_that_is_better_on_average() -> None:
     lines = [line("local", [80.0, 60.0]), line("fedavg", [50.0, 92.0]), line("ditto", [81.0, 90.0])]
-    np.testing.assert_allclose(pays.over_better(lines, "ditto"), [[31.0, -2.0]])  # over fedavg: 71 against 70
+    np.testing.assert_allclose(pays.over_better(lines, "ditto"), [31.0, -2.0])  # over fedavg: 71 against 70
     lines.append(line("local", [90.0, 90.0], seed=1))  # no other strategy ran with this seed
-    np.testing.assert_allclose(pays.over_better(lines, "ditto"), [[31.0, -2.0]])
+    np.testing.assert_allclose(pays.over_better(lines, "ditto"), [31.0, -2.0])
     assert pays.over_better(lines, "fedper") is None and pays.over_better(lines[:1], "local") is None
 
 
 def test_the_gain_on_a_set_has_students_interval_over_sites() -> None:
-    """By hand: the sites' means over two seeds are 1, 2, 3; 4.303 of Student's t over the root of 3 is 2.48."""
-    assert pays._gain(np.array([[0.0, 2.0, 3.0], [2.0, 2.0, 3.0]])) == "+2.0 (-0.5 to +4.5)"
+    """By hand: 4.303 of Student's t over the root of 3 is 2.48."""
+    assert pays._gain(np.array([1.0, 2.0, 3.0])) == "+2.0 (-0.5 to +4.5)"
     assert pays._gain(None) == ""
+
+
+def test_a_site_that_each_seed_deals_anew_counts_with_each_and_one_of_its_own_once() -> None:
+    gains = [[0.0, 2.0, 3.0], [2.0, 2.0, 3.0]]
+    np.testing.assert_allclose(pays.of_sites(gains, "heart disease, hospitals"), [1, 2, 3])
+    assert sorted(pays.of_sites(gains, "digits, two codes")) == [0, 2, 2, 2, 3, 3]
+    assert {*pays_sets.SETS, *pays_sets.UNSEEN} > pays_sets.LASTING
 
 
 def test_a_strategy_is_told_from_the_default_by_the_interval_over_sites() -> None:
     """Paired by seed and site: 1, 2, 3 points behind is no chance; 4, 0, 2 ahead may be."""
     lines = [line("pfedhn", [71.0, 82.0, 93.0]), line("fedper", [70.0, 80.0, 90.0]), line("ditto", [75.0, 82.0, 95.0])]
     lines += [line("fedavg", [73.0, 85.0, 97.0]), line("local", [0.0] * 3, seed=1)]
-    np.testing.assert_allclose(pays.over(lines, "pfedhn", "fedper"), [[1.0, 2.0, 3.0]])
+    np.testing.assert_allclose(pays.over(lines, "pfedhn", "fedper"), [1.0, 2.0, 3.0])
     assert pays.over(lines, "pfedhn", "local") is None
     marks = [pays._mark([x for x in lines if x["strategy"] == name], lines[:1]) for name in pays.STRATEGIES]
     assert marks == ["", " ▲", "", "", "", "", "", "", ""]
@@ -56,10 +63,12 @@ def test_sites_that_lose_are_those_behind_training_alone_by_more_than_a_point() 
 
 
 def test_the_gain_by_choice_is_of_the_sites_that_were_asked() -> None:
-    """By hand: the sites' means are 1, 2, 3, as above."""
+    """By hand: the hospitals' means are 1, 2, 3, as above."""
+    hospitals = {"set": "heart disease, hospitals"}
     more = {"alone": [70.0] * 3, "chosen": ["alone", "personal", "personal"]}
-    asked = [line("pfedhn", [70.0] * 3, seed, gain=gain, **more) for seed, gain in enumerate(([0, 2, 3], [2, 2, 3]))]
-    lines = [line(name, [70.0] * 3, seed) for name in ("local", "fedavg") for seed in range(2)]
+    gains = enumerate(([0, 2, 3], [2, 2, 3]))
+    asked = [line("pfedhn", [70.0] * 3, seed, gain=gain, **more) | hospitals for seed, gain in gains]
+    lines = [line(name, [70.0] * 3, seed) | hospitals for name in ("local", "fedavg") for seed in range(2)]
     assert "| +0.0 | +2.0 (-0.5 to +4.5) |" in pays.table([*lines, *asked])  # no interval where no site differs
     assert pays.by_choice(lines) is None
 
@@ -131,7 +140,7 @@ def test_owners_and_features_of_the_files_that_are_made(tmp_path: Path) -> None:
     ]
     np.testing.assert_array_equal(tweets["x"].sum(1), [3, 1])  # words of one letter do not count
     assert (tweets["x"][0] == 2 * tweets["x"][1])[tweets["x"][1] > 0].all()
-    assert chests["x"].shape == (2, 32, 32) and list(chests["owner"]) == ["7", "9"]
+    assert chests["x"].shape == (2, 32, 32) and [*chests["owner"]] == [*chests["group"]] == ["7", "9"]
     assert abs(chests["x"][1, 3, 5] - x[1, 12:16, 20:24].mean()) <= 0.5
     with pytest.raises(FileNotFoundError, match=r"expected airline_tweets\.csv in"):
         pays_sets.SETS["airline tweets, users"].data(tmp_path / "nowhere", tmp_path / "nowhere", tmp_path)
@@ -199,7 +208,7 @@ def test_the_page_says_on_how_many_sets_the_default_is_ahead() -> None:
     for name in pays_sets.SETS:
         found = pays.over_better([line for line in lines if (line["set"], line["rounds"]) == (name, 40)], pays.DEFAULT)
         assert found is not None
-        bounds = ttest_1samp(found.mean(0), 0).confidence_interval()
+        bounds = ttest_1samp(found, 0).confidence_interval()
         ahead += [name] if float(bounds.low) > 0 else []
         behind += [name] if float(bounds.high) < 0 else []
     said = f"on {len(ahead)} of {len(pays_sets.SETS)} data sets and behind on {len(behind)} of them"

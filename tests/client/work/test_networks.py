@@ -1,17 +1,19 @@
 """Networks are shared by all clients of a process; each one's personal part is its own, and on its disk."""
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from figures.pfedme import Moreau
 from hyperbloom.client.work import networks
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.layout import Layout, Weights
-from hyperbloom.common.models import ModelSpec, build, head_layout
+from hyperbloom.common.models import MODELS, ModelInfo, ModelSpec, build, head_layout
 from hyperbloom.common.wire.orders import Scope
 
 from ..conftest import SHARE
@@ -26,6 +28,7 @@ def forget_personal(worker: Worker) -> None:
 
 
 HEADS = head_layout(SPEC)
+SMALL = Layout((("head.weight", (10, 5)), ("head.bias", (10,))))
 
 
 COPY = Moreau(lamda=3.0, inner_steps=2, inner_rate=0.1)
@@ -73,6 +76,32 @@ def test_a_network_beyond_all_messages_is_refused_before_memory_is_taken(
     with pytest.raises(WireError, match=r"^order: expected a network of at most [\d,]+ parameters, found [\d,]+$"):
         make_worker("client-0").answer(evaluate_order(adapt="generated:k=9,h=9"))
     assert made == []
+
+
+class Projected(nn.Module):
+    """A head on a fixed random projection."""
+
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.register_buffer("projection", torch.randn(inputs, 5))
+        self.head = nn.Linear(5, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(x.flatten(1) @ self.projection)
+        return logits
+
+
+def test_random_numbers_of_a_network_that_do_not_travel_are_the_same_in_every_process(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = lambda shape, classes, width: Projected(math.prod(shape), classes)  # noqa: E731
+    monkeypatch.setitem(MODELS, "projected", ModelInfo(make, {"M": 0}, "for this test"))
+    worker, scores = make_worker("client-0"), []
+    for seed in (1, 2):
+        networks._network.cache_clear()
+        torch.manual_seed(seed)
+        scores.append(worker.answer(evaluate_order(model="projected", weights=Weights(SMALL, torch.ones(SMALL.numel)))))
+    assert scores[0] == scores[1]
 
 
 def test_of_large_networks_one_process_keeps_one(make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +212,7 @@ def test_clients_that_take_turns_in_one_process_share_networks_and_nothing_else(
         alone[name] = [worker.answer(train_order(private, round=number)) for number in rounds]
         forget_personal(worker)
     built: list[ModelSpec] = []
-    counting = {"build": lambda spec: built.append(spec) or build(spec)}
+    counting = {name: lambda spec: built.append(spec) or build(spec) for name in ("build", "blank")}
     monkeypatch.setattr(networks, "models", SimpleNamespace(**vars(networks.models) | counting))
     networks._network.cache_clear()
     workers = {name: make_worker(name) for name in names}

@@ -117,6 +117,36 @@ def _parts(plain: ModelSpec) -> tuple[nn.Module, tuple[str, ...]]:
         return build(plain), ("head.",)
 
 
+class Tied(nn.Module):
+    """Two layers with one weight, and one layer with two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.decode.weight, self.again = self.encode.weight, self.encode
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.again(self.decode(self.encode(x))))
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("all", ["encode.weight", "encode.bias", "decode.bias", "head.weight", "head.bias"]),
+        ("bias", ["encode.bias", "decode.bias", "head.weight", "head.bias"]),
+        ("head", ["head.weight", "head.bias"]),
+    ],
+)
+def test_what_is_one_in_the_backbone_stays_one(kind: str, wanted: list[str]) -> None:
+    backbone, x = Tied(), torch.randn(3, 4)
+    module = adapted(backbone, ("head.",), Adapt.parse(kind))
+    assert sorted(name for name, _ in module.named_parameters()) == sorted(wanted)
+    assert module.encode is module.again and module.encode.weight.data_ptr() == module.decode.weight.data_ptr()
+    module.head.load_state_dict(backbone.head.state_dict())
+    assert torch.equal(module(x), backbone(x))
+
+
 def test_two_networks_share_the_backbones_memory() -> None:
     one, other = made(replace(LENET, adapt="head")), made(replace(LENET, adapt="lora:r=2"), 2)
     weight = one.get_buffer("conv1.weight")

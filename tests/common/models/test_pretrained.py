@@ -15,7 +15,16 @@ from torch import Tensor
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.files.export import Card, write_model
-from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, body_layout, build, full_layout, head_layout
+from hyperbloom.common.models import (
+    BACKBONE,
+    ModelSpec,
+    backbone_digest,
+    backbone_features,
+    body_layout,
+    build,
+    full_layout,
+    head_layout,
+)
 from hyperbloom.common.models.pretrained import check_tokens
 from tests.slow import quick
 
@@ -40,6 +49,20 @@ def loaded(kind: str, folder: Path) -> Any:
     import transformers
 
     return getattr(transformers, kind).from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True).eval()
+
+
+def test_features_before_a_head_of_several_layers_are_the_same_in_every_process(tmp_path: Path) -> None:
+    """DistilBERT's last layer follows one that belongs to the head, whose values are drawn anew."""
+    import transformers
+
+    sizes = {"dim": 8, "hidden_dim": 16, "n_layers": 1, "n_heads": 2, "vocab_size": VOCABULARY}
+    config = transformers.DistilBertConfig(max_position_embeddings=LENGTH, **sizes)
+    transformers.DistilBertForSequenceClassification(config).save_pretrained(tmp_path)
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(backbone_features(spec(tmp_path, (LENGTH,)), texts()))
+    assert torch.equal(*found) and found[0].std() > 0
 
 
 def texts() -> Tensor:
