@@ -204,7 +204,8 @@ def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfi
     Raises:
         ConfigError: the file cannot be read, or a key is unknown, of the wrong type, out of range or impossible.
     """
-    return make_run_config(read_yaml(path) if path else {}, overrides, str(path) if path else "the command line")
+    where = f"{path} or the command line" if path and overrides else str(path or "the command line")
+    return make_run_config(read_yaml(path) if path else {}, overrides, where)
 
 
 def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> RunConfig:

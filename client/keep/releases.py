@@ -20,12 +20,9 @@ from hyperbloom.common.files.storage import locked, write_json
 from hyperbloom.common.reasons import Reason
 
 Kind = Literal["changes", "scores"]
-
 RELEASES = "releases.json"
-
 MOST_CHANGES = 1000
 """Default for the most changes of a client whose user requires noise or masks."""
-
 _FLAGS = {"changes": "--max-changes", "scores": "--max-scores"}
 
 

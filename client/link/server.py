@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hyperbloom.common.enclosed import TAKEN
 from hyperbloom.common.errors import ConfigError, ConnectionFailed, HyperbloomError, RefusedError
 from hyperbloom.common.secrecy.keys import server_of, shown_certificates
-from hyperbloom.common.secrecy.token import HAS_A_KEY, REFUSED
+from hyperbloom.common.secrecy.token import HAS_A_KEY, REFUSED, RETIRED
 
 PROBE_S = 5.0
 
@@ -91,7 +91,8 @@ def refusal(error: Exception) -> RefusedError | None:
     if not any(sign in (error.details() or "") for sign in _REFUSALS):
         return None
     if REFUSED in error.details():
-        again = "" if HAS_A_KEY in error.details() else ". Ask for a token (flower-server clients invite NAME)"
+        told = HAS_A_KEY in error.details() or RETIRED in error.details()
+        again = "" if told else ". Ask for a token (flower-server clients invite NAME)"
         return RefusedError(f"the server refused this client: it {error.details()}{again}")
     return RefusedError(
         f"the server refused this client: {error.details()}. Ask whoever runs the server for a token (flower-server "

@@ -114,6 +114,7 @@ class Client:
             except HyperbloomError:
                 self.settings.schema_file.unlink() if before is None else write_bytes(self.settings.schema_file, before)
                 raise
+            log.info("%s: by the schema, reads %s", self.settings.data.data, [each.name for each in wanted.columns])
         except HyperbloomError as error:
             log.error("%s", error)  # what stands in the table stays here
             raise RefusedError(

@@ -80,11 +80,11 @@ def _numbers(stored: AnyArray, name: str) -> AnyArray:
 def _classes(labels: AnyArray, name: str) -> IntArray:
     low, high = (int(labels.min()), int(labels.max())) if labels.size else (0, 0)
     if low < 0:
-        raise DataError(f"{name}: expected classes counted from 0, found {low}")
+        raise DataError(f"{name}: expected floats, or classes counted from 0, found {low}")
     # Masks often mark pixels to ignore, or one class in white, by 255.
     if high >= (255 if labels.ndim == 3 else max(1000, len(labels))):
         found = f"{high} among {len(labels)} labels"
-        raise DataError(f"{name}: expected classes counted from 0 without gaps, found {found}; number them anew")
+        raise DataError(f"{name}: expected floats, or classes from 0 without gaps, found {found}; number them anew")
     return labels.astype(np.int64)
 
 

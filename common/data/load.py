@@ -56,7 +56,7 @@ def read_pool(spec: DataSpec) -> Pool:
     """
     told = [name for name in ("label", "owner", "group", "schema") if getattr(spec, name) is not None]
     if told and not spec.is_table:
-        raise DataError(f"--{told[0]}: expected with a table ({', '.join(TABLES)}), found {spec.data!r}")
+        raise DataError(f"--{told[0]}: expected --data to be a table ({', '.join(TABLES)}), found {spec.data!r}")
     plugin = find_plugin("datasets", spec.data, DATASETS, DataError)
     if plugin is not None:
         return read_function(spec, plugin)

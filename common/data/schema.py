@@ -27,14 +27,14 @@ Table = Mapping[str, list[str]]
 LONGEST_SCHEMA = 100_000
 """Most characters of a schema, which travels in one message."""
 
-MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
+MISSING = ("", "?", "NA", "N/A", "na", "n/a", "NaN", "nan", "null", "NULL", "None")
 MOST_WORDS = 50
 FEW_NUMBERS = 10
 FIRST_ROW = 2
 """The number of the first row, as spreadsheets count below the names of the columns."""
 EQUAL = 1e-12
 """The share of the mean up to which a computed deviation of equal numbers is rounding."""
-_DATE = re.compile(r"\d{4}-\d\d-\d\d\b")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d(?!\d)|\d\d?[./]\d\d?[./]\d{4}")
 _GROUPED = re.compile(r"-?\d{1,3}([.,' ]\d{3})+([.,]\d+)?")  # thousands, as people write them
 FARTHEST = 10.0
 """Most deviations from the mean: a cell that is further away is wrong, and would spoil all training."""
@@ -178,7 +178,7 @@ def load_schema(path: Path) -> Schema:
     try:
         return read_schema(path.read_text(encoding="utf-8-sig"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot read the schema: {error}") from None
+        raise ConfigError(f"{path}: cannot read the schema, looked for from {Path.cwd()}: {error}") from None
 
 
 def difference(ours: Schema, theirs: Schema) -> str:
@@ -271,6 +271,8 @@ def why_left_out(cells: list[str]) -> str:
         return f"numbers such as {odd[0][1]!r}; write 1051.5"
     if odd and 2 * len(odd) < len(there) and sum(map(is_number, words)) > FEW_NUMBERS:
         return f"{len(there) - len(odd)} of {len(there)} are numbers, row {odd[0][0]} is {odd[0][1][:80]!r}"
+    if len(words) <= MOST_WORDS and odd and len(words) == len(there) > FEW_NUMBERS:
+        return "another word in each row, as ids have"
     many = f"{len(words)} words such as {there[0][:20]!r}" if len(words) > MOST_WORDS else ""
     return many if there else "empty"
 

@@ -55,7 +55,7 @@ def schema_of(spec: DataSpec, table: Table) -> Schema:
     if spec.schema is None:
         proposed = propose(table, label, spec.data, spec.owner, spec.group, most_tokens(spec.backbone))
         if left := left_out(table, proposed):
-            log.warning("%s: left out: %s", spec.data, left)
+            log.warning("%s: without a schema, left out: %s", spec.data, left)
         return proposed
     schema = load_schema(spec.schema)
     theirs = {"label": ",".join(schema.label), "owner": schema.owner, "group": schema.group}

@@ -61,7 +61,7 @@ class _Told(click.Command):
             return result
         except (HyperbloomError, OSError) as error:
             full = getattr(error, "errno", None) in FULL
-            if not full and not isinstance(error, HyperbloomError | PermissionError | IsADirectoryError):
+            if not full and not isinstance(error, HyperbloomError) and getattr(error, "filename", None) is None:
                 raise
             # A text may come from another machine or an unknown file, and control characters would reach the terminal.
             said = f"{error}; make room, or write elsewhere, and give the command again" if full else str(error)

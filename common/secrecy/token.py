@@ -15,8 +15,8 @@ HEADER = "hyperbloom-token"
 """Header of a call whose key is not known yet: the secret, and the name that the client wants to have."""
 REFUSED = "cannot enrol: "
 """Start of the server's text for a token that is not good."""
-HAS_A_KEY = "has a key already"
-"""Part of the server's text for a name that another key has: no token helps."""
+HAS_A_KEY, RETIRED = "has a key already", "this key was revoked or replaced"
+"""Parts of the server's texts for a name that another key has, and for a key of the past: no token helps."""
 
 _URL_SAFE, _PLAIN = str.maketrans("+/", "-_"), str.maketrans("-_", "+/")
 _FORM = re.compile(r"HB1\.([A-Za-z0-9_-]{43})\.([A-Za-z0-9_-]{22})")

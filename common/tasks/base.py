@@ -124,7 +124,7 @@ class Task(ABC):
         """Return these metrics, each once, or the usual ones if there are none; ConfigError if one does not exist."""
         wrong = [name for name in names if name not in self.metrics]
         if wrong:
-            raise ConfigError(f"metric: expected {', '.join(self.metrics)} for {self.spec.name}, found {wrong[0]!r}")
+            raise ConfigError(f"metrics: expected {', '.join(self.metrics)} for {self.spec.name}, found {wrong[0]!r}")
         return tuple(dict.fromkeys(names)) or tuple(self.metrics)[: self.usual]
 
     def measure(self, answers: Tensor, labels: Tensor, outputs: int, names: Sequence[str]) -> Measured:

@@ -15,7 +15,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files.storage import locked, write_json
 from hyperbloom.common.program.names import check_name
 from hyperbloom.common.secrecy.keys import fingerprint, parse_public_key
-from hyperbloom.common.secrecy.token import HAS_A_KEY
+from hyperbloom.common.secrecy.token import HAS_A_KEY, RETIRED
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ClientRegistry:
         with locked(self.path):
             clients, retired = self._read()
             if fingerprint(public_key) in retired:
-                raise ConfigError(f"{name}: this key was revoked or replaced; make a new one (flower-client keygen)")
+                raise ConfigError(f"{name}: {RETIRED}; make a new one, or delete servers/ in its state folder")
             owner = next((other for other, client in clients.items() if client.public_key == public_key), None)
             if owner is not None:
                 raise ConfigError(f"{name}: this is the key of {owner}; every client needs one of its own")

@@ -206,7 +206,7 @@ def _certificates(files: "Certificates") -> "list[Finding]":
     from hyperbloom.server.access.registry import ClientRegistry
 
     if not files.server.is_file():
-        do = "flower-server certs init --host NAME_OR_IP; or --insecure, for one machine"
+        do = f"flower-server certs init --dir {files.folder} --host NAME_OR_IP; or --insecure, for one machine"
         return [Finding("certificates", "failure", f"none in {files.folder}", do)]
     findings = [
         check_file("certificates", lambda: "for " + ", ".join(check_files(files))),

@@ -152,8 +152,8 @@ class Machines(Section):
             return files
         if not files.server.is_file():
             raise ConfigError(
-                f"no certificates in {files.folder}: make them with `flower-server certs init --host NAME_OR_IP`, "
-                "or speak plain text on this machine with --insecure"
+                f"no certificates in {files.folder}: make them with `flower-server certs init --dir {files.folder} "
+                "--host NAME_OR_IP`, or speak plain text on this machine with --insecure"
             )
         tls.check_files(files)
         return files

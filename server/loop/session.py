@@ -15,7 +15,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.models import find_model, full_layout, model_names
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.tasks import AUTO, TaskSpec, make_task
+from hyperbloom.common.tasks import AUTO, TASKS, TaskSpec, make_task
 from hyperbloom.common.wire.orders import ASKS, Greeting, Scope
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
@@ -249,10 +249,11 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
             algorithm.check_start(read_run(Path(one.init_from))[0])
     if len({config.strategy, *config.baselines}) <= len(config.baselines):
         raise ConfigError(f"baselines: expected names beside {config.strategy}, each once, found {config.baselines}")
+    metrics = [*([config.select] if config.select else []), *config.metrics]
     if config.task != AUTO:
-        make_task(TaskSpec(config.task, balanced=config.class_weights == "balanced")).asked(
-            [*([config.select] if config.select else []), *config.metrics]
-        )
+        make_task(TaskSpec(config.task, balanced=config.class_weights == "balanced")).asked(metrics)
+    elif odd := {*metrics}.difference(*(kind.metrics for kind in TASKS.values())):
+        raise ConfigError(f"select, metrics: expected those of {', '.join(TASKS)}, found {min(odd)!r}")
     if config.model not in ("auto", *(names := model_names())):
         raise ConfigError(f"model: expected auto or one of {', '.join(names)}, found {config.model!r}")
     if config.model != "auto":

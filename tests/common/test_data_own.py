@@ -147,7 +147,10 @@ def unusable() -> Iterator[tuple[dict[str, Any], str]]:
         {"x": x, "y": y[:, None] * [1, 2]},
         r"key 'y': expected labels \(N, L\) of 0 and 1, found int64 .* from 0 to 2",
     )
-    yield {"x": x, "y": y[:, None, None] * 255}, "key 'y': expected classes .* without gaps, found 255 among 10 labels"
+    yield (
+        {"x": x, "y": y[:, None, None] * 255},
+        "key 'y': expected floats, or classes .* without gaps, found 255 among 10 labels",
+    )
     yield {"x": x, "y": np.zeros((10, 0))}, r"key 'y': expected .*, found float64 \(10, 0\)"
     yield (
         {"x": x, "y": y[:, None] * [1, 0], "class_names": np.array(["a"])},
@@ -163,8 +166,11 @@ def unusable() -> Iterator[tuple[dict[str, Any], str]]:
     yield {**SPLIT, "group_train": np.arange(10)}, "expected group for each of _train, _test, found group_train"
     yield {**SPLIT, "group_train": np.arange(10), "group_test": np.arange(9, 13)}, "expected each group in one of train"
     yield {**SPLIT, "y_test": np.zeros((4, 2))}, r"key 'x_test': expected labels of int64 \(\) .*, found float32 \(2,\)"
-    yield {"x": x, "y": y - 1}, "key 'y': expected classes counted from 0, found -1"
-    yield {"x": x, "y": y + 100_000}, "key 'y': expected classes .* without gaps, found 100001 among 10 labels"
+    yield {"x": x, "y": y - 1}, "key 'y': expected floats, or classes counted from 0, found -1"
+    yield (
+        {"x": x, "y": y + 100_000},
+        "key 'y': expected floats, or classes .* without gaps, found 100001 among 10 labels",
+    )
     yield {"x": x, "y": y, "class_names": np.array(["a"])}, "expected a name for each of 2 classes, found 1"
     yield {"x": x, "y": y, "class_names": np.arange(2)}, r"key 'class_names': expected strings \(K,\), found int64"
     yield {"x": x[:2], "y": y[:2]}, "key 'x': expected at least 3 examples to split, found 2"
@@ -361,7 +367,7 @@ def test_functions_return_arrays_tensors_or_client_data(functions: str) -> None:
         ("own_functions:no_pair", r"val: expected .*; found int"),
         ("own_functions:lists", r"train inputs: expected .*; found list of 1"),
         ("own_functions:fails", "expected data, found that the function fails with KeyError: 'the file'"),
-        ("own_functions:negative", "train labels: expected classes counted from 0, found -1"),
+        ("own_functions:negative", "train labels: expected floats, or classes counted from 0, found -1"),
         ("own_functions:shapes", r"val inputs: expected float32 inputs of shape \(2,\) as .*, found float32 \(3,\)"),
     ],
 )

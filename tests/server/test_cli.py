@@ -473,11 +473,12 @@ def test_without_certificates_one_line_says_what_to_do(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    what = "make them with `flower-server certs init --host NAME_OR_IP`, or speak plain text on this machine with "
+    how = "flower-server certs init --dir {} --host NAME_OR_IP"
+    what = f"make them with `{how}`, or speak plain text on this machine with "
     (tmp_path / "certs").mkdir()
     (tmp_path / "certs/ca.pem").touch()  # one that holds a certificate or a key already is left as it is
-    assert refused(engine="grpc") == f"no certificates in certs: {what}--insecure"
-    assert refused("--certs", "there", engine="grpc") == f"no certificates in there: {what}--insecure"
+    assert refused(engine="grpc") == f"no certificates in certs: {what.format('certs')}--insecure"
+    assert refused("--certs", "there", engine="grpc") == f"no certificates in there: {what.format('there')}--insecure"
 
 
 def test_an_expired_certificate_is_told_before_anything_starts(refused: Callable[..., str], tmp_path: Path) -> None:

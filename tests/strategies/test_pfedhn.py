@@ -708,9 +708,9 @@ def test_given_descriptors_are_what_the_clients_sent_times_a_factor_and_stay_so(
 def test_a_client_that_comes_back_with_other_shares_has_another_given_descriptor() -> None:
     algorithm, about = make_algorithm(digits_config(options={"descriptor": "class-shares"})), introduction("a")
     algorithm.build(algorithm.settle(about))
-    for first, shares in ((True, (1.0, 0.0)), (False, (0.0, 1.0))):
+    for first, shares in ((True, (1.0, 0.0, 0.0)), (False, (0.0, 0.0, 1.0))):
         algorithm.join(Client("a", 0, replace(about, class_shares=shares)), first)
-        torch.testing.assert_close(algorithm.learner.table.weight[0], torch.tensor(shares) * 2**0.5)
+        torch.testing.assert_close(algorithm.learner.table.weight[0], torch.tensor(shares) * 3**0.5)
 
 
 def test_class_shares_are_not_sent_unless_the_run_asks_and_are_demanded_if_it_does(tmp_path: Path) -> None:

@@ -103,12 +103,16 @@ def table(folder: Path, cell: str = "1") -> str:
     return str(folder / "t.csv")
 
 
-def test_a_table_is_read_by_the_servers_schema_now_and_after_a_restart(tmp_path: Path) -> None:
+def test_a_table_is_read_by_the_servers_schema_now_and_after_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     settings = ClientSettings("a", DataSpec(table(tmp_path), label="ill"), "cpu", state_dir=tmp_path / "a")
     worker = Client(settings)
     assert worker.input_shape == (8,)
     told = introduce(worker, Greeting("1", schema=SCHEMA))
     assert (told.input_shape, json.loads(told.schema or "")["columns"][0]["std"]) == ((2,), 2.0)
+    assert "by the schema, reads ['" in caplog.messages[-1]
     assert Client(settings).input_shape == worker.train_data.inputs.shape[1:] == (2,)
     again = introduce(Client(settings), Greeting("1"))
     assert again == told

@@ -126,7 +126,9 @@ def test_a_whole_number_is_the_same_word_with_and_without_decimals(tmp_path: Pat
 def test_a_proposal_names_what_it_leaves_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "t.csv").write_text("x;temp;ill\n" + "".join(f"{n / 2};{n},5;{n % 2}\n" for n in range(30)))
     load_client_data(DataSpec(str(tmp_path / "t.csv"), label="ill"))
-    assert caplog.messages == [f"{tmp_path / 't.csv'}: left out: temp (decimals with a comma; write points)"]
+    assert caplog.messages == [
+        f"{tmp_path / 't.csv'}: without a schema, left out: temp (decimals with a comma; write points)"
+    ]
 
 
 def test_a_prediction_takes_words_that_it_does_not_know_for_missing(
@@ -194,7 +196,10 @@ def test_a_proposal_tells_numbers_from_words_and_leaves_names_out() -> None:
     ("cells", "why"),
     [
         ([f"n{number}" for number in range(60)], "60 words such as 'n0'"),
+        ([f"P{number}" for number in range(40)], "another word in each row, as ids have"),
         ([f"2026-01-{day:02}" for day in range(1, 31)], "dates"),
+        ([f"2026-01-{day:02}T10:00:00" for day in range(1, 31)], "dates"),
+        ([f"{day:02}.05.2026" for day in range(1, 31)], "dates"),
         ([f"{number},5" for number in range(60)], "decimals with a comma; write points"),
         ([f"{number},5" for number in range(20)], "decimals with a comma; write points"),
         ([f"{number},051.5" for number in range(1, 20)], "numbers such as '1,051.5'; write 1051.5"),
@@ -400,7 +405,9 @@ def test_the_difference_of_two_schemas_is_named() -> None:
 
 
 def test_only_tables_have_columns() -> None:
-    with pytest.raises(DataError, match=r"--label: expected with a table \(.csv, .tsv, .parquet\), found 'digits'"):
+    with pytest.raises(
+        DataError, match=r"--label: expected --data to be a table \(.csv, .tsv, .parquet\), found 'digits'"
+    ):
         load_client_data(DataSpec("digits", label="x"))
 
 

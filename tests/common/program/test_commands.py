@@ -39,6 +39,8 @@ def say(word):
         raise RefusedError(f"the server says: {chr(27)}[2J{chr(7)} bye")
     if word == "closed":
         raise PermissionError(13, "Permission denied", "/srv/scans")
+    if word == "below":
+        raise NotADirectoryError(20, "Not a directory", "/srv/a.csv/x.json")
     if word == "stop":
         raise KeyboardInterrupt
     if word == "full":
@@ -86,6 +88,7 @@ def test_a_command_runs_by_its_name_and_flags_alone_run_the_program(
         ("say --xy", 2, "prog say: No such option '--xy'; see prog say --help"),
         ("say --word never", 3, "prog say: --word: expected another"),
         ("say --word closed", 2, "prog say: [Errno 13] Permission denied: '/srv/scans'"),
+        ("say --word below", 2, "prog say: [Errno 20] Not a directory: '/srv/a.csv/x.json'"),
         (
             "say --word full",
             6,

@@ -254,6 +254,8 @@ def test_a_baseline_has_its_own_options_and_its_own_way_of_going_round(config: R
             "^adapt: expected more than head with fedper, whose clients keep the head$",
         ),
         ({"model": "no"}, "^model: expected auto or one of .*, found 'no'$"),
+        ({"select": "auc"}, "^select, metrics: expected those of classification, .*, found 'auc'$"),
+        ({"task": "multilabel", "metrics": ("auc",)}, "^metrics: expected auroc, .* for multilabel, found 'auc'$"),
         ({"data.split": "no"}, "^data.split: expected one of .*, found 'no'$"),
         ({"strategy": "no"}, "^strategy: expected one of .*; found 'no'$"),
         ({"init_from": "nowhere"}, "^init_from: expected a run folder with .*, found nowhere"),
