@@ -286,9 +286,9 @@ class ClientState:
     def save_residual(self, scope: Scope, layout: Layout, values: Tensor, noise: str = "") -> None:
         """Write the `(P,)` residual for this run in place of any other; HyperbloomError if it cannot be written."""
         with _disk():
-            mine = f"residual-{_file_name(scope.run_id)}@"
-            for path in (path for path in self._earlier.glob("residual-*") if not path.name.startswith(mine)):
-                path.unlink(missing_ok=True)  # of another run: `load_residual` takes none of these
+            for path in self._earlier.glob("residual-*"):  # of another run: `load_residual` takes none of these
+                if not path.name.startswith(f"residual-{_file_name(scope.run_id)}@"):
+                    path.unlink(missing_ok=True)
             metadata = {"run": scope.run_id, "layout": layout.digest, "noise": noise}
             self._residual(scope.run_id).write({"values": values}, metadata, scope)
 

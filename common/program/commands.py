@@ -54,7 +54,7 @@ class _Told(click.Command):
                 formatter.write_dl(some)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; turn a HyperbloomError, and a file that may not be read, into one line and an exit code."""
+        """Run the command; turn a HyperbloomError, and a file that cannot be used, into one line and an exit code."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

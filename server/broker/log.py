@@ -72,9 +72,9 @@ class LogFile(RotatingFileHandler):
 @contextmanager
 def follow(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """Keep what the SuperLink says in a file, and tell the server's user, until the body ends."""
-    handlers = file, _ = LogFile(path), _Told(tell)
+    file, told = LogFile(path), _Told(tell)
     filters = {logger: _Once() for logger in (_log, _flower)}
-    for handler in handlers:
+    for handler in (file, told):
         _log.addHandler(handler)
     for logger, once in filters.items():
         logger.addFilter(once)
@@ -82,7 +82,7 @@ def follow(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
         with _standard_error_read(lambda text: file.handle(logging.makeLogRecord({"msg": text}))):
             yield
     finally:
-        for handler in handlers:
+        for handler in (file, told):
             _log.removeHandler(handler)
             handler.close()
         for logger, once in filters.items():
