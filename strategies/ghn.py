@@ -38,6 +38,7 @@ from hyperbloom.common.models import OWN, ModelSpec
 from hyperbloom.common.wire.orders import ALL_TYPES, Introduction, Refinement
 from hyperbloom.strategies.algorithm import LARGEST_NETWORK, Algorithm, Recipe, Setting
 from hyperbloom.strategies.exchange import Client, Exchanges, Update
+from hyperbloom.strategies.fedavg import average
 from hyperbloom.strategies.hypernetworks.graph import Target, average_parts, follow, split_parts
 from hyperbloom.strategies.turn import Turn
 
@@ -272,17 +273,12 @@ class GHNServer(_GraphStrategy):
 
     def learn(self, updates: Sequence[Update]) -> None:
         """Move the hypernetwork so that, for each architecture, it writes the mean of its clients' weights."""
-        sums: dict[str, Tensor] = {}
-        graphs: dict[str, Graph] = {}
-        examples: dict[str, float] = {}
+        cohorts: dict[Graph, list[Update]] = {}
         for update in updates:
-            assert update.returned is not None
-            graph, weight = disclosed_graph(update.client.about), float(update.examples)
-            change = update.returned * weight
-            sums[graph.digest] = sums[graph.digest] + change if graph.digest in sums else change
-            examples[graph.digest] = examples.get(graph.digest, 0.0) + weight
-            graphs[graph.digest] = graph
-        means = {key: (total / examples[key]).to(self.device) for key, total in sums.items()}
-        targets = [Target(graph, examples[key], means[key]) for key, graph in graphs.items()]
+            cohorts.setdefault(disclosed_graph(update.client.about), []).append(update)
+        targets = [
+            Target(graph, float(sum(update.examples for update in cohort)), average(cohort).to(self.device))
+            for graph, cohort in cohorts.items()
+        ]
         if targets:
             follow(self.hypernetwork, targets, self.options.fit_steps, self.options.learning_rate)
