@@ -165,10 +165,7 @@ class HypernetworkLearner:
           make each reply count as much as with one client per round (see `_proximal`);
         * `mean` takes one step on the mean gradient.
         """
-        if len(replies) == 1:
-            self._backward(replies[0], -replies[0].delta)
-            self._step([replies[0].row])
-        elif replies and rule == "proximal":
+        if len(replies) > 1 and rule == "proximal":
             self._proximal(replies)
         elif replies:
             for _, group in by_size(replies):
