@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,15 @@ MOST_BYTES = 2**30
 _EMPTY = ops.aten.empty.memory_format
 
 
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Refuse the client for which the body finds that something is wrong; also a decorator."""
+    try:
+        yield
+    except (ConfigError, ModelError) as error:
+        raise RefusedError(str(error)) from None
+
+
 class Admission:
     """Decides which clients may join, and hands them to an algorithm. The first one decides the `setting`.
 
@@ -57,10 +67,8 @@ class Admission:
         Raises:
             RefusedError: the client does not fit; the message says what was expected and what it has.
         """
-        try:
+        with _refusing():  # also where the state of `init_from` does not fit this client's data
             self._check(about, (other.about for other in roster if other.client_id != about.client_id))
-        except ConfigError as error:  # such as of the state of `init_from`, which does not fit this client's data
-            raise RefusedError(str(error)) from None
 
     def _check(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Check a client beside `others`, which have passed the check."""
@@ -138,6 +146,7 @@ class Admission:
         return self._schema
 
 
+@_refusing()
 def check_introduction(
     about: Introduction, config: RunConfig, algorithm: Algorithm, setting: Setting | None
 ) -> Setting:
@@ -156,10 +165,7 @@ def check_introduction(
         raise RefusedError(f"expected {num_classes} classes as in this federation, found {about.num_classes}{hint}")
     if about.size not in config.sizes:
         raise RefusedError(f"expected --size to be one of {', '.join(config.sizes)}, found {about.size}")
-    try:
-        check_name(about.client_id, "--client-id")  # the name becomes a folder
-    except ConfigError as error:
-        raise RefusedError(str(error)[:300]) from None
+    check_name(about.client_id, "--client-id")  # the name becomes a folder
     words = (about.version, about.graph or "", about.backbone or "", about.meaning or "", *(about.types or ()))
     if len(about.version) > LONGEST_VERSION or sum(map(len, words)) > LONGEST_LAYOUT:
         raise RefusedError("expected less to be said of its version and model; it is kept in every checkpoint")
@@ -174,26 +180,18 @@ def check_introduction(
     if min(about.train_examples, about.val_examples, about.test_examples) < 1:
         raise RefusedError("expected examples for training, validation and test, found an empty set")
     if about.schema is not None:
-        try:
-            width = read_schema(about.schema, "its schema").width
-        except ConfigError as error:
-            raise RefusedError(str(error)[:300]) from None
+        width = read_schema(about.schema, "its schema").width
         if (width,) != about.input_shape:
             raise RefusedError(f"expected the {width} inputs of its schema, found {about.input_shape}")
-    try:
-        task = make_task(TaskSpec(about.task))
-    except ConfigError as error:
-        raise RefusedError(str(error)) from None
+    task = make_task(TaskSpec(about.task))
     if not _are_moments(about, task):
         raise RefusedError("expected count, mean and deviation of each target and open column or none, found others")
     if (about.backbone is None) != (config.backbone is None):
         raise RefusedError(f"expected {'--backbone' if config.backbone else 'no --backbone'} as in this federation")
     if setting is None:
+        made = make_task(replace(task.spec, balanced=config.class_weights == "balanced"))
         try:
-            made = make_task(replace(task.spec, balanced=config.class_weights == "balanced"))
             setting = replace(algorithm.settle(about), task=made)
-        except (ModelError, ConfigError) as error:
-            raise RefusedError(str(error)) from None
         except (RuntimeError, OverflowError) as error:
             raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
     if config.backbone is not None and about.backbone not in setting.backbones:
