@@ -58,6 +58,8 @@ def curves(line: Line) -> dict[str, float]:
     alone = "metric" in line and not line["clients"]  # an evaluation alone
     scores = {key: value for key, value in line.items() if key.startswith(("val_", "test_", "novel_"))}
     others = {} if alone else {"left_out": 0} | {k: line[k] for k in line if k not in {"round", "metric", *scores}}
+    if "quarantined" in others:
+        others["quarantined"] = len(line["quarantined"])  # in the line by name, with the last round
     named = {f"{line.get('metric')}/{key}": value for key, value in scores.items()}
     return named | {f"round/{key}": value for key, value in others.items()}
 

@@ -133,6 +133,7 @@ def test_numbers_have_the_names_of_their_kind(tmp_path: Path) -> None:
     assert named["round/loss"] == 0.5 and named["round/left_out"] == 1 and named["round/bytes_up"] == 1000
     assert named["accuracy/test_mean"] == 21.0 and named["accuracy/val_mean"] == 50.0
     assert "round/round" not in named and all(isinstance(value, int | float) for value in named.values())
+    assert curves({**line, "quarantined": {"ward-7": 13, "ward-8": 14}})["round/quarantined"] == 2
     alone = curves({**line, "clients": 0, "bytes_up": 0})  # in asynchronous mode
     assert set(alone) == {name for name in named if name.startswith("accuracy/")}
 
