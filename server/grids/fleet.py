@@ -3,7 +3,7 @@
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -187,11 +187,10 @@ def check_port(host: str, port: int) -> None:
         raise ConnectionFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
 
 
-@contextmanager
 def open_superlink(
     machines: Machines, folder: Path, say: Say, tell: Tell, keys: Path | None = None, backbone: str | None = None
-) -> Iterator["LiveGrid"]:
-    """Run a SuperLink for the registered clients and those of `keys`, with its log in `folder`; yield its grid.
+) -> AbstractContextManager["LiveGrid"]:
+    """Run a SuperLink for the registered clients and those of `keys`, with its log in `folder`; its grid is the target.
 
     With `machines.serve_backbone`, clients may fetch the folder `backbone`.
 
@@ -204,17 +203,14 @@ def open_superlink(
         from hyperbloom.server.grids.attached import attached
 
         say(f"the clients are the nodes of the SuperLink at {machines.superlink}")
-        with attached(machines.superlink, files.ca.read_bytes() if files else None) as grid:
-            yield grid
-        return
+        return attached(machines.superlink, files.ca.read_bytes() if files else None)
     if not files and not is_loopback(machines.host):
         say("--insecure: everyone on the network can read and forge what is sent", "yellow")
     say(f"listening at {machines.listening}")
     if machines.serve_backbone and not backbone:
         raise ConfigError("--serve-backbone: expected the run's backbone: --set backbone=FOLDER")
     served = Path(backbone) if backbone and machines.serve_backbone else None
-    with superlink(machines.listening, folder, files, tell, keys, served) as grid:
-        yield grid
+    return superlink(machines.listening, folder, files, tell, keys, served)
 
 
 @contextmanager
