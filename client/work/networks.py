@@ -167,11 +167,9 @@ def _first_values(
     # An own model never takes values from the server, because a fit would disclose its names and shapes.
     if not own and weights is not None and set(wanted.shapes) <= set(weights.layout.shapes):
         return weights.part(wanted)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(client.seed(scope, models.HEAD))
-        spec = replace(client.own_spec(), adapt=target.adapt) if own else spec_of(client, target)
-        fresh = models.build_own(spec) if own else models.build(spec)
-    return wanted.flatten(dict(fresh.named_parameters()))
+    spec = replace(client.own_spec(), adapt=target.adapt) if own else spec_of(client, target)
+    make = models.build_own if own else models.build
+    return models.first_values(spec, wanted, client.seed(scope, models.HEAD), make)
 
 
 def _holder(client: Client, scope: Scope) -> Holder:

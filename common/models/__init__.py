@@ -173,11 +173,11 @@ def head_layout(spec: ModelSpec) -> Layout:
     return Layout(tuple(item for item in full_layout(spec).shapes if item[0].startswith(head)))
 
 
-def first_values(spec: ModelSpec, layout: Layout, seed: int) -> Tensor:
+def first_values(spec: ModelSpec, layout: Layout, seed: int, make: Callable[[ModelSpec], nn.Module] = build) -> Tensor:
     """Return the initial values `(layout.numel,)` of parameters, drawn from a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return layout.flatten(dict(build(spec).named_parameters()))
+        return layout.flatten(dict(make(spec).named_parameters()))
 
 
 @cache
