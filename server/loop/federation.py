@@ -60,7 +60,8 @@ class Federation:
     @property
     def trusted(self) -> list[Client]:
         """Return the clients that are here and not in quarantine, by row."""
-        return self.roster.trusted(self.round)
+        held = self.roster.conduct.in_quarantine
+        return [client for client in self.roster.live if not held(client.client_id, self.round)]
 
     @property
     def idle(self) -> list[Client]:

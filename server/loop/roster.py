@@ -106,10 +106,6 @@ class Roster:
         """Return the number of clients that are on a node now."""
         return len(self._names)
 
-    def trusted(self, number: int) -> list[Client]:
-        """Return the clients that are on a node now and not in quarantine in round `number`, by row."""
-        return [client for client in self.live if not self.conduct.in_quarantine(client.client_id, number)]
-
     def node_of(self, client: Client) -> int | None:
         """Return the client's current node, or None while it is away."""
         return self._nodes.get(client.client_id)
