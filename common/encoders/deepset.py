@@ -63,7 +63,7 @@ class DeepSet(Encoder):
         self.tail = nn.Linear(sizes[2], dim)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the descriptor `(v,)` of a set `(N, ...)`."""
+        """Return the descriptor `(k,)` of a set `(N, ...)`."""
         if self.image:
             x = F.max_pool2d(self.conv1(inputs), 2).relu()
             y = F.max_pool2d(self.conv2(x), 2).relu()
@@ -93,7 +93,7 @@ class Private(Encoder):
         nn.init.zeros_(self.tail.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the descriptor `(v,)` of a set `(N, ...)`."""
+        """Return the descriptor `(k,)` of a set `(N, ...)`."""
         # The server chooses the weights. A NaN from an overflow must not reveal which examples a client has.
         direction = F.normalize(torch.nan_to_num(self.features(inputs)), dim=1)
         return self.tail(F.normalize(direction - self.centre, dim=1).mean(0))

@@ -66,7 +66,7 @@ class EmbeddingTable(nn.Module):
         self.weight.data = append_row(self.weight.data, row.to(self.weight))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the descriptors `(C, v)` of some clients."""
+        """Return the descriptors `(C, k)` of some clients."""
         return self.weight[rows]
 
 
