@@ -230,8 +230,7 @@ class SecureRound:
         Raises:
             WireError: the parts of the sum do not fit the trained tensors.
         """
-        if result.weights is None or order.weights is None:
-            raise WireError("order: expected weights to sum")
+        assert result.weights is not None and order.weights is not None, "`expect` has refused other orders"
         layout = result.weights.layout
         sent = order.weights.part(layout)
         change = (result.weights.values.double() - sent.double()).numpy()
