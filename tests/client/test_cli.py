@@ -433,14 +433,14 @@ def test_help_shows_how_to_join_and_what_leaves_the_machine(capsys: pytest.Captu
 
 def test_the_examples_in_the_help_parse() -> None:
     lines = [line.split() for line in str(flower_client.epilog).splitlines() if "  flower-client --" in line]
-    assert len(lines) == 6
+    assert len(lines) == 7
     found = [parse(flower_client, words[1:]).params for words in lines]
-    assert [given["data"] for given in found[:4]] == ["digits", "scans.npz", "./scans", "our.data:load"]
-    assert [given["server"] for given in found[:5]] == ["127.0.0.1:9092", *["gpu:9092"] * 4]
-    assert [given["insecure"] for given in found[:5]] == [1, 0, 0, 0, 0]
-    assert [given["token"] for given in found[:5]] == [None, "HB1...", None, None, None]
-    assert [given["model"] for given in found[3:]] == [None, "our.nets:make", "our.nets:make"]
-    assert [given["show_graph"] for given in found[3:]] == [False, False, True]
+    assert [given["data"] for given in found[:5]] == ["digits", "scans.npz", "./scans", "patients.csv", "our.data:load"]
+    assert [given["server"] for given in found[:6]] == ["127.0.0.1:9092", *["gpu:9092"] * 5]
+    assert [given["insecure"] for given in found[:6]] == [1, 0, 0, 0, 0, 0]
+    assert [given["token"] for given in found[:6]] == [None, "HB1...", None, None, None, None]
+    assert [given["model"] for given in found[4:]] == [None, "our.nets:make", "our.nets:make"]
+    assert [given["show_graph"] for given in found[4:]] == [False, False, True]
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
