@@ -219,7 +219,7 @@ def _gain(found: np.ndarray | None) -> str:
 
 
 def _shown(mean: float, low: float, high: float) -> str:
-    return f"{mean:+z.1f}" + ("" if math.isnan(low) else f" ({low:+z.1f} to {high:+z.1f})")
+    return f"{mean:+.1f}" + ("" if math.isnan(low) else f" ({low:+.1f} to {high:+.1f})")
 
 
 def _chosen(lines: Sequence[Line]) -> str:

@@ -57,7 +57,7 @@ def interval(
     from scipy.stats import DegenerateDataWarning, bootstrap, norm, t
 
     tail = norm.cdf(np.sqrt(count / (count - 1)) * t.ppf(below, count - 1))
-    settings = {"vectorized": False, "n_resamples": resamples, "rng": 0, "method": "percentile"}
+    settings = {"vectorized": False, "n_resamples": resamples, "rng": 0, "method": "percentile", "batch": 10}
     with warnings.catch_warnings(action="ignore", category=DegenerateDataWarning):  # undefined for some resamples
         drawn = bootstrap((np.arange(count),), statistic, **settings).bootstrap_distribution
     low, high = np.nanquantile(drawn, (tail, 1 - tail))

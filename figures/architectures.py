@@ -272,7 +272,7 @@ def paired(lines: Sequence[dict[str, Any]]) -> str:
             low, high = test.confidence_interval()
             gap = (low + high) / 2
             rows.append(
-                f"| {experiment} | {len(seeds)} | {gap:+z.1f} ({low:+z.1f} to {high:+z.1f}) | {test.pvalue:.3f} |"
+                f"| {experiment} | {len(seeds)} | {gap:+.1f} ({low:+.1f} to {high:+.1f}) | {test.pvalue:.3f} |"
             )
     return "\n".join(rows)
 

@@ -79,7 +79,7 @@ def by_size(lines: Sequence[Line]) -> str:
         found = pairs_of(lines, size=size)
         (mine, theirs), above = found.mean(0), found[:, 0] - found[:, 1]
         half = student.ppf(0.975, len(above) - 1) * above.std(ddof=1) / len(above) ** 0.5
-        low, mean, high = (f"{above.mean() + part:+z.1f}" for part in (-half, 0, half))
+        low, mean, high = (f"{above.mean() + part:+.1f}" for part in (-half, 0, half))
         text.append(table_row((size, str(len(above)), f"{mine:.1f}", f"{theirs:.1f}", f"{mean} ({low} to {high})")))
     return "\n".join(text)
 

@@ -158,7 +158,7 @@ def regressions(lines: Sequence[Line]) -> str:
 
 def _difference(values: np.ndarray) -> str:
     low, high = interval(lambda rows: float(values[rows].mean()), len(values))
-    return f"{values.mean():+z.1f} ({low:+z.1f} to {high:+z.1f})"
+    return f"{values.mean():+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -26,6 +26,7 @@ from hyperbloom.common.wire.orders import REFINED, CompareOrder, CompareResult, 
 log = logging.getLogger("hyperbloom.client")
 
 TUNING_ROUNDS = 10  # most rounds of fine-tuning
+FEWEST = 6  # test examples or groups that can show a difference: five are all on one side in 1 of 16 cases by chance
 MOST_COMPARED = 10**6  # most steps that a client trains alone
 
 
@@ -155,7 +156,7 @@ def _gain(trials: Mapping[str, _Trial], test: Examples, metric: str) -> Gain | N
     """Return the gain of the chosen model; None if the metric is not defined on the test examples."""
     found = {name: trials[name].test.value(metric) for name in MODELS if name in trials}
     values = {name: value for name, value in found.items() if value is not None}
-    if len(values) < len(found) or len(test) < 2:
+    if len(values) < len(found) or len(_units(test)) < 2:
         return None
     chosen = _choose(trials, metric)
     sign = 1 if scale_of(metric).rises else -1
@@ -178,27 +179,35 @@ def _choose(trials: Mapping[str, _Trial], metric: str) -> str:
 
 @torch.no_grad()
 def _losses(module: nn.Module, data: Examples) -> Tensor:
-    """Return the mean loss over the labels of each example `(N,)`, in double precision."""
+    """Return the mean loss over the labels of each example, or of each group, `(N,)`, in double precision."""
     found = []
     for start in range(0, len(data), EVALUATION_BATCH):
         some = slice(start, start + EVALUATION_BATCH)
         losses, present = data.task.losses(module(data.inputs[some]), data.labels[some])
         counted = (torch.ones_like(losses) if present is None else present).double().view(len(losses), -1)
         found.append((losses.double().view_as(counted) * counted).sum(1) / counted.sum(1).clamp_min(1))
-    return torch.cat(found).cpu()
+    losses = torch.cat(found).cpu()
+    return losses if data.groups is None else torch.stack([losses[rows].mean() for rows in _units(data)])
+
+
+def _units(data: Examples) -> list[np.ndarray]:
+    """Return the rows of each group, such as a patient's, which tell no more than one; without groups, each row."""
+    groups = np.arange(len(data)) if data.groups is None else data.groups
+    order = np.argsort(groups, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
 
 
 def _bounds(mine: _Trial, alone: _Trial, data: Examples, metric: str) -> tuple[float, float]:
     """Return the 95 % interval of what a model gains over training alone on test examples."""
     sign, labels, task = (1 if scale_of(metric).rises else -1), data.labels.cpu(), data.task
-    both = [(each.answers[1], each.outputs) for each in (mine, alone)]
+    both, units = [(each.answers[1], each.outputs) for each in (mine, alone)], _units(data)
     of_counts, counts = task.metrics[metric].counted, list[Tensor]()
-    if of_counts and labels[0].numel() > 1:  # masks have too many pixels to count them in each resample
+    if of_counts and labels.ndim == 3:  # masks have too many pixels to count them in each resample
         masks = [slice(row, row + 1) for row in range(len(data))]
         counts = [torch.stack([task.counts(a[mask], labels[mask], k) for mask in masks]) for a, k in both]
 
-    def gained(rows: np.ndarray) -> float:
-        some = torch.from_numpy(rows)
+    def gained(drawn: np.ndarray) -> float:
+        some = torch.from_numpy(drawn if data.groups is None else np.concatenate([units[unit] for unit in drawn]))
         if of_counts and counts:
             values = [float(of_counts(each[some].sum(0)).nanmean()) for each in counts]
         else:
@@ -207,4 +216,5 @@ def _bounds(mine: _Trial, alone: _Trial, data: Examples, metric: str) -> tuple[f
         return sign * (values[0] - values[1])
 
     few = task.metrics[metric].scored is not None  # such metrics take milliseconds
-    return interval(gained, len(data), RESAMPLES // (5 if few else 1))
+    low, high = interval(gained, len(units), RESAMPLES // (5 if few else 1))
+    return (low, high) if len(units) >= FEWEST else (min(low, 0.0), max(high, 0.0))

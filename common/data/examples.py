@@ -7,6 +7,7 @@ from tempfile import TemporaryFile
 import numpy as np
 import torch
 
+from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.labels import LabelKind
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import Schema
@@ -39,6 +40,7 @@ class Examples:
             or, where nobody knows, NaN; or float32 `(N,)` or `(N, T)` numbers.
         task: What the labels mean.
         weights: Weights of the labels in the loss; None: all alike.
+        groups: `(N,)` integers, such as the patient of each image; None: all examples are independent.
 
     Raises:
         DataError: A tensor has the wrong type or number of axes, or the two differ in length.
@@ -48,6 +50,7 @@ class Examples:
     labels: torch.Tensor
     task: Task = CLASSIFICATION
     weights: torch.Tensor | None = None
+    groups: IntArray | None = None
 
     def __post_init__(self) -> None:
         if self.inputs.dtype != torch.float32 or self.inputs.ndim not in (2, 4):

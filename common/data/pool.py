@@ -84,7 +84,7 @@ class Portion:
 
     def examples(self, scaling: Scaling) -> Examples:
         """Read and convert the inputs."""
-        return Examples(scaling.apply(self.stored()), torch.tensor(self.labels))
+        return Examples(scaling.apply(self.stored()), torch.tensor(self.labels), groups=self.groups)
 
 
 @dataclass(frozen=True)

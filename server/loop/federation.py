@@ -22,7 +22,7 @@ from hyperbloom.strategies.exchange import Client
 
 VISIT_EVERY_S = 0.5
 GREETING_TTL_S = 120.0
-NONE_TRAINS = "none of the clients that are here can be trained"
+NONE_TRAINS = "too few of the clients that are here can be trained"
 GOODBYE_S = 30.0  # a client that is training hears the goodbye afterwards
 PATIENT_S = 3.0  # until a person is told why the program does not end
 NOTICE_TTL_S = 600.0

@@ -363,5 +363,8 @@ class _MaskedTraining:
             returned = (sent.values.double() + change if by_weights else change).to(sent.values.dtype)
             result = TrainResult(masked[client.row].seconds, loss=None if quiet else loss)
             updates.append(Update(client, result, sent.values, returned, sent.layout, examples))
+        # Those who fell silent later are in the sum nevertheless.
+        used, refused = {client.client_id for client in members}, self.outcome.refused
+        self.outcome.refused = {who: why for who, why in refused.items() if who not in used or why.reason.is_lie}
         self.outcome.results = {update.client.client_id: without_weights(update.result) for update in updates}
         return updates

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from hyperbloom.common.config import RunConfig
+from hyperbloom.common.config import FEWEST_CLIENTS, RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.reasons import Reason
@@ -51,6 +51,11 @@ class Run:
         self.director = Director(self.federation, self.config)
         self.protection = Protection(self.algorithm, self.listeners)
 
+    @property
+    def masked(self) -> bool:
+        """Whether the server learns only sums of changes; without replies there is no sum."""
+        return self.config.secure_aggregation and self.algorithm.reply != "nothing"
+
     def candidates(self) -> list[Client]:
         """Return the clients from which a cohort can be drawn now."""
         return [client for client in self.federation.idle if self.may_train(client)]
@@ -61,9 +66,10 @@ class Run:
 
     def can_go_on(self) -> bool:
         """Return whether a cohort can be drawn, or no client may come for one: quarantines end after rounds."""
-        roster = self.federation.roster
+        roster, least = self.federation.roster, FEWEST_CLIENTS if self.masked else 1
         held = partial(roster.conduct.in_quarantine, round_number=self.federation.round)
-        return bool(self.candidates()) or all(held(c.client_id) for c in roster if self.may_train(c))
+        here = self.candidates()
+        return len(here) >= least or all(c in here or held(c.client_id) for c in roster if self.may_train(c))
 
     def turn(self, number: int, cohort: Sequence[Client] = (), candidates: Sequence[Client] = ()) -> Turn:
         """Return a round as the algorithm sees it."""
@@ -84,7 +90,7 @@ class Run:
         """Play a round of training. Return whether a client gave a usable answer."""
         turn = self.draw(number)
         exchanges: Exchanges[None] = self.protection.round(self.algorithm.round(turn))
-        if self.config.secure_aggregation and self.algorithm.reply != "nothing":  # without replies there is no sum
+        if self.masked:
             from hyperbloom.server.loop.masks import under_masks
 
             exchanges = under_masks(exchanges, self.config, turn, outcome, self.director.blame)

@@ -11,7 +11,7 @@ from hyperbloom import __version__
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.data.schema import load_schema, read_schema
-from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.errors import ConfigError, HyperbloomError
 from hyperbloom.common.models import find_model, full_layout, model_names
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
@@ -27,6 +27,7 @@ from hyperbloom.server.loop.protection import check_protection
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import Fruitless, Run, run_rounds
 from hyperbloom.server.runs.folder import read_run
+from hyperbloom.server.runs.recorded import read_config
 from hyperbloom.server.runs.trained import restored
 from hyperbloom.strategies import find_strategy, make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm, target_spec
@@ -73,13 +74,13 @@ class Session:
         Raises:
             HyperbloomError: too few clients joined, or none answers any more.
         """
-        complete: str | None = None
         try:
             results = self._run()
-            complete = self.run_id
-            return results
-        finally:
-            self.federation.say_goodbye("the run is over", complete)
+        except (HyperbloomError, KeyboardInterrupt):  # after other errors, such as a full disk, clients wait
+            self.federation.say_goodbye("the run is over")
+            raise
+        self.federation.say_goodbye("the run is over", self.run_id)
+        return results
 
     def _run(self) -> dict[str, Selection]:
         went_on = self.resume.checkpoint if self.resume else None
@@ -247,6 +248,10 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
             raise ConfigError(f"baselines: {name} asks clients for more than {config.strategy}; make it the strategy")
         if one.init_from:
             algorithm.check_start(read_run(Path(one.init_from))[0])
+            before = read_config(Path(one.init_from)).seed
+            if uses_data_section and config.data.name not in DATASETS and config.seed != before:
+                why = f"{before} splits its data; by another seed what it trained on may become test examples"
+                raise ConfigError(f"seed: expected that of init_from, found {config.seed}: {why}")
     if len({config.strategy, *config.baselines}) <= len(config.baselines):
         raise ConfigError(f"baselines: expected names beside {config.strategy}, each once, found {config.baselines}")
     metrics = [*([config.select] if config.select else []), *config.metrics]

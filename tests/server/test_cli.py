@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -315,6 +316,24 @@ def test_a_run_starts_from_another_one_with_the_same_clients_and_new_ones(
     else:
         assert trained & {"client-0", "client-1", "client-2"}
         assert "hypernetwork.heads.M.weight" in moved
+
+
+def test_a_run_that_starts_from_another_one_splits_a_file_as_that_one_did(
+    run: Done, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=draw.normal(size=(60, 4)).astype(np.float32), y=np.arange(60) % 2)
+    flags = ["--engine", "inline", "--strategy", "pfedhn", "--clients", "2", "--cohort", "1", "--rounds", "1"]
+    own = [*flags, "--set", "gains=false", "--data", str(tmp_path / "own.npz")]
+    first = execute(tmp_path / "first", *own)
+    assert first.code == 0
+    start = ["--init-from", str(first.folder), "--seed"]
+    assert execute(tmp_path / "next", *own, *start, "0").code == 0
+    capsys.readouterr()
+    assert execute(tmp_path / "other", *own, *start, "1").code == 2
+    assert "seed: expected that of init_from, found 1: 0 splits its data" in capsys.readouterr().err
+    digits = [*RUN, "--seed", "1", "--init-from", str(run.folder)]
+    assert execute(tmp_path / "digits", *digits).code == 0, "named data sets have one split for all seeds"
 
 
 def test_a_frozen_run_on_the_clients_that_it_was_trained_with_is_an_evaluation(run: Done, tmp_path: Path) -> None:

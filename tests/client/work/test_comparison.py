@@ -272,6 +272,33 @@ def test_counts_of_single_masks_give_the_interval_of_all_pixels(metric: str, mon
     assert counted == pytest.approx(comparison.interval(gained, 9, 50))
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "auroc"])
+def test_rows_of_a_group_count_as_one(metric: str) -> None:
+    """Each example four times, in any order, says as much as once."""
+    draw = torch.Generator().manual_seed(0)
+    labels, order = torch.arange(20) % 2, torch.randperm(80, generator=draw)
+    mine, alone = (torch.randn(20, 2, generator=draw) for _ in range(2))
+    once = Examples(torch.randn(20, 2, generator=draw), labels)
+    of = torch.arange(20).repeat(4)[order]
+    often = Examples(once.inputs[of], labels[of], groups=of.numpy() * 7 - 3)
+
+    def bounds(data: Examples, rows: torch.Tensor) -> tuple[float, float]:
+        both = (SimpleNamespace(answers=[None, answers[rows]], outputs=2) for answers in (mine, alone))
+        return comparison._bounds(*both, data, metric)  # type: ignore[arg-type]
+
+    assert bounds(often, of) == bounds(once, torch.arange(20)) != bounds(replace(often, groups=None), of)
+    losses = [comparison._losses(nn.Identity(), data) for data in (often, once)]
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize(("count", "low"), [(2, 0.0), (5, 0.0), (6, 1.0)])
+def test_a_handful_of_examples_cannot_show_a_gain(count: int, low: float) -> None:
+    data = Examples(torch.zeros(count, 1), torch.zeros(count, dtype=torch.long))
+    right, wrong = (torch.eye(2)[[answer] * count] for answer in (0, 1))
+    trials = [SimpleNamespace(answers=[None, answers], outputs=2) for answers in (right, wrong)]
+    assert comparison._bounds(*trials, data, "accuracy") == (low, 1.0)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("count", "labels", "metric"), [(1, [0, 1], "accuracy"), (6, [0], "auroc")])
 def test_there_is_no_gain_on_one_example_or_by_a_metric_that_is_not_defined(
     count: int, labels: list[int], metric: str

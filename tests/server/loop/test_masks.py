@@ -17,7 +17,7 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import masks as client_side
 from hyperbloom.client.work import training
 from hyperbloom.common.config import PrivacyConfig, RunConfig
-from hyperbloom.common.errors import RefusedError
+from hyperbloom.common.errors import CohortError, RefusedError
 from hyperbloom.common.graphs import SHARED
 from hyperbloom.common.layout import Weights
 from hyperbloom.common.reasons import Reason
@@ -35,6 +35,7 @@ from hyperbloom.common.wire.masks import (
     UnmaskResult,
 )
 from hyperbloom.common.wire.orders import EvaluateOrder, Order, TrainOrder, TrainResult
+from hyperbloom.server.loop.roster import PATIENCE
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import Update
 from tests.strategies.conftest import (
@@ -173,7 +174,7 @@ def test_the_result_is_the_average_over_those_whose_change_has_come(
     history = crew.run()
     summed = [name for name in crew.names if gone.get(name, UnmaskOrder) in LATE]
     assert [update.client.client_id for update in crew.updates] == summed == list(history.rounds[0].results)
-    assert set(history.rounds[0].refused) == set(gone)
+    assert set(history.rounds[0].refused) == set(gone) - set(summed), "whose change is in the sum was not left out"
     for update in crew.updates:
         assert update.returned is not None and torch.equal(update.returned, crew.expected(summed))
     members = count - sum(kind == KeysOrder for kind in gone.values())
@@ -237,10 +238,19 @@ def test_min_replies_may_ask_for_more_than_two_thirds() -> None:
     assert not outcome.results and "only 3 of 4 answered in full; secure aggregation needs 4" in texts(outcome)["c0"]
 
 
-def test_a_cohort_that_has_shrunk_below_three_is_not_asked() -> None:
-    crew = Crew(4)
+def test_with_fewer_than_three_here_no_round_goes_by_before_another_comes() -> None:
+    crew = Crew(4, join_timeout_s=0.2)
     for client in list(crew.inline.roster)[2:]:
         crew.inline.roster.leave(crew.inline.roster.node_of(client) or 0)
+    with pytest.raises(CohortError, match=r"^too few of the clients that are here can be trained, and no other came"):
+        crew.run()
+    assert not crew.grid.sent(KeysOrder)
+
+
+def test_while_a_quarantine_leaves_fewer_than_three_rounds_are_dropped_until_it_ends() -> None:
+    crew = Crew(3)
+    for _ in range(PATIENCE):
+        crew.inline.roster.conduct.lied("c2", 0)
     (outcome,) = crew.run().rounds
     assert texts(outcome)["c0"] == "dropped: secure aggregation needs 3 clients, and 2 could be asked"
     assert outcome.refused["c0"].reason is Reason.DROPPED and not crew.grid.sent(KeysOrder)

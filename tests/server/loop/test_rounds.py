@@ -256,9 +256,9 @@ def test_a_novel_client_does_not_let_rounds_go_by_while_the_others_are_away(
         run.run()
         assert [len(report.outcome.results) for report in run.told.reports] == [2, 2, 0, *[2] * 6]
     else:
-        with pytest.raises(CohortError, match=r"^none of the clients that are here can be trained, and no other came"):
+        with pytest.raises(CohortError, match=r"^too few of the clients that are here can be trained, and no other"):
             run.run()
-    assert any(text.startswith("none of the clients that are here can be trained; waiting") for text in run.events)
+    assert any(text.startswith("too few of the clients that are here can be trained; waiting") for text in run.events)
 
 
 def test_who_never_trains_a_model_of_its_own_has_no_score(crew: Callable[..., Crew]) -> None:

@@ -1,5 +1,6 @@
 """A run from the first client to the last word: phases, what listeners hear, what clients are told of the run."""
 
+import errno
 import json
 import math
 from collections.abc import Callable
@@ -112,6 +113,22 @@ def test_strategies_follow_each_other_with_the_same_clients(config: RunConfig, w
     assert watched.of(Greeting) == 2 * [Greeting(__version__)]
     assert [order.scope.run_id for order in watched.of(TrainOrder)] == ["run-fedavg"] * 4 + ["run-local"] * 4
     assert watched.of(Notice) == 2 * [Notice("finished", "the run is over", "run")]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(CohortError("nobody answers"), 2), (KeyboardInterrupt(), 2), (OSError(errno.ENOSPC, "full"), 0)],
+)
+def test_clients_wait_for_a_server_that_ended_by_an_error_of_the_machine_and_leave_after_any_other(
+    config: RunConfig, watched: WatchedGrid, error: BaseException, told: int
+) -> None:
+    class Fails(Listener):
+        def round_done(self, *_: Any) -> None:
+            raise error
+
+    with pytest.raises(type(error)):
+        Session(config, watched, "run", [Fails()]).run()
+    assert watched.of(Notice) == told * [Notice("finished", "the run is over")]
 
 
 def test_a_quarantine_lasts_ten_rounds_also_over_the_end_of_a_strategy(config: RunConfig, watched: WatchedGrid) -> None:
