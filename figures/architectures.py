@@ -271,9 +271,7 @@ def paired(lines: Sequence[dict[str, Any]]) -> str:
             test = ttest_1samp([means["HAFL-GHN"][seed] - means["no graph"][seed] for seed in seeds], 0)
             low, high = test.confidence_interval()
             gap = (low + high) / 2
-            rows.append(
-                f"| {experiment} | {len(seeds)} | {gap:+.1f} ({low:+.1f} to {high:+.1f}) | {test.pvalue:.3f} |"
-            )
+            rows.append(f"| {experiment} | {len(seeds)} | {gap:+.1f} ({low:+.1f} to {high:+.1f}) | {test.pvalue:.3f} |")
     return "\n".join(rows)
 
 

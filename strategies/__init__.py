@@ -37,7 +37,6 @@ STRATEGIES: dict[str, type[Algorithm]] = {
     "pfedhn-pc": PFedHNPC,
 }
 
-
 _WHAT = "a subclass of hyperbloom.strategies.algorithm.Algorithm"
 
 

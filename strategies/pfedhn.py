@@ -53,7 +53,6 @@ from hyperbloom.strategies.turn import Turn
 OVERLAP = 32
 """Recent replies that asynchronous mode keeps for `overlap`, each as large as the target network."""
 
-
 FEW = 1000
 """Most training examples with which a client begins at what the hypernetwork writes while the rate is the first."""
 

@@ -34,7 +34,6 @@ LOOK_EVERY_S = 0.5
 PATIENCE_S = 60.0
 """How long a run that is over waits for its trackers."""
 
-
 Subject = Mapping[str, Any]
 """A strategy of a run, which is what a tracker follows: its `name`, the `group` and the `folder` of its run, `run`, the
 same whenever it is told, `started`, in seconds since 1970, and `settings`, the run's keys, nested."""

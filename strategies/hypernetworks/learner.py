@@ -20,7 +20,6 @@ from hyperbloom.strategies.hypernetworks.mlp import MLPHypernetwork
 Hypernetwork = MLPHypernetwork | ChunkedHypernetwork
 """A module from descriptors `(C, k)` and a size to weights `(C, P)`, with the Gram matrix of its heads' inputs."""
 
-
 UpdateRule = Literal["proximal", "mean"]
 
 TRUNK_LIMIT = 10
