@@ -101,12 +101,9 @@ def _join(flags: Mapping[str, Any]) -> None:
     flags = shared.enrolled(flags, name, flags["state_dir"] or default_state_dir(name))
     shared.check_security(flags)
     # Import late, because torch and Flower take seconds that --help and a wrong flag should not cost.
-    from hyperbloom.client.link.flower import without_servers
-
-    with without_servers():
-        from hyperbloom.client.app import counting
-        from hyperbloom.client.link.runtime import exit_with_parent, run_client
+    from hyperbloom.client.app import counting
     from hyperbloom.client.keep.sent import Sent
+    from hyperbloom.client.link.runtime import exit_with_parent, run_client
     from hyperbloom.client.settings import ClientSettings
     from hyperbloom.client.work.client import client_for
     from hyperbloom.common.program.device import limit_threads

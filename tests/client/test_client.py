@@ -7,7 +7,7 @@ from pathlib import Path
 
 NEEDED = {"torch", "numpy", "flwr", "grpc", "cryptography", "safetensors", "hyperbloom"}
 NEVER = {
-    *("fastapi", "starlette", "uvicorn", "pygments", "flwr.cli", "flwr.simulation", "ray"),
+    *("uvicorn", "flwr.cli", "flwr.simulation", "ray"),
     *("sklearn", "scipy", "torchvision", "PIL", "matplotlib", "onnx", "onnxscript", "dp_accounting", "jinja2"),
     *("torch._dynamo", "torch._inductor", "torch.onnx", "sympy", "hyperbloom.server", "hyperbloom.strategies"),
 }
