@@ -273,8 +273,9 @@ def advise(ctx: click.Context, /, run: Path | None, **flags: Any) -> None:
 
     Clients join as for any run, and tell what they disclose: sizes, class shares, whether they have networks of their
     own. They train alone (local), then one model for all (fedavg), then a model for each (pfedhn), or what --strategy
-    and --baselines name. Each trains twenty times, or as --rounds says. The advice goes into RUN/advice.json and the
-    report. Of a finished run with baselines, `advise RUN` gives it at once.
+    and --baselines name. Each trains twenty times and is scored ten times, unless --rounds and --eval-every say
+    otherwise: the defaults below are those of a run. The advice goes into RUN/advice.json and the report. Of a
+    finished run with baselines, `advise RUN` gives it at once.
     """
     if run and given(ctx) - {"own_code"} != {"run"}:
         raise ConfigError("expected either the folder of a finished run or the flags of a new one, found both")
@@ -297,7 +298,7 @@ def _probe(flags: dict[str, Any]) -> dict[str, Any]:
     first = config.strategy if "strategy" in config.model_fields_set or config.options else "local"
     others = config.baselines or [name for name in ("local", "fedavg", "pfedhn") if name != first]
     rounds = flags["rounds"] or min(config.rounds, 20 * math.ceil(config.clients / config.cohort))
-    every = min(config.eval_every, math.ceil(rounds / 10))
+    every = flags["eval_every"] or min(config.eval_every, math.ceil(rounds / 10))
     short = {"strategy": first, "baselines": ",".join(others), "rounds": rounds, "eval_every": every}
     return {**short, "assignments": (*flags["assignments"], "gains=false")}
 

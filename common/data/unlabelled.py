@@ -87,7 +87,7 @@ def scaling_of_bytes(scaling: Scaling) -> Scaling:
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
-            found = sorted(entry for entry in path.iterdir() if is_image(entry))
+            found = sorted(entry for entry in path.rglob("*") if is_image(entry))
             if not found:
                 raise DataError(f"{path}: expected images ({', '.join(ENDINGS)}), found none")
             yield from found

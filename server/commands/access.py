@@ -29,7 +29,7 @@ def _init(hosts: tuple[str, ...], days: int, folder: Path | None, force: bool) -
 
     folder = init(_files(folder).folder, list(hosts), days, force).folder
     print("\n".join(describe(folder)))
-    print(f"give {folder / 'ca.pem'} to every client; next: flower-server clients add NAME --public-key FILE")
+    print("next: flower-server clients invite NAME, whose line is all that a client needs")
 
 
 @command("renew", _HOSTS, _DAYS, _DIR)
@@ -220,7 +220,7 @@ def _certificates(files: "Certificates") -> "list[Finding]":
         clients = ClientRegistry(files.clients).keys()
     except ValueError as error:  # a ConfigError
         return [*findings, Finding("clients", "failure", str(error), "restore it, or add the clients anew")]
-    do = "" if clients else "flower-server clients add NAME --public-key FILE"
+    do = "" if clients else "flower-server clients invite NAME"
     return [*findings, Finding("clients", "ok" if clients else "warning", f"{len(clients)} may join", do)]
 
 

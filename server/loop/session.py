@@ -248,10 +248,10 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
             raise ConfigError(f"baselines: {name} asks clients for more than {config.strategy}; make it the strategy")
         if one.init_from:
             algorithm.check_start(read_run(Path(one.init_from))[0])
-            before = read_config(Path(one.init_from)).seed
-            if uses_data_section and config.data.name not in DATASETS and config.seed != before:
-                why = f"{before} splits its data; by another seed what it trained on may become test examples"
-                raise ConfigError(f"seed: expected that of init_from, found {config.seed}: {why}")
+            own_files = uses_data_section and config.data.name not in DATASETS  # which the seed splits
+            if own_files and (before := read_config(Path(one.init_from)).seed) != config.seed:
+                why = "by another seed what it was trained on may become test examples"
+                raise ConfigError(f"seed: expected {before}, that of init_from, found {config.seed}: {why}")
     if len({config.strategy, *config.baselines}) <= len(config.baselines):
         raise ConfigError(f"baselines: expected names beside {config.strategy}, each once, found {config.baselines}")
     metrics = [*([config.select] if config.select else []), *config.metrics]

@@ -47,6 +47,13 @@ def test_every_way_to_bring_an_image_gives_the_same_inputs(tmp_path: Path) -> No
     assert read(tmp_path / "a.npy").names == (f"{tmp_path / 'a.npy'}[0]", f"{tmp_path / 'a.npy'}[1]")
 
 
+def test_a_folder_has_its_images_also_in_folders_by_class(tmp_path: Path) -> None:
+    for name in ("b/1.png", "a/2.png", "c.png", "a/.hidden.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels()[0]).save(tmp_path / name)
+    assert read(tmp_path).names == tuple(str(tmp_path / name) for name in ("a/2.png", "b/1.png", "c.png"))
+
+
 def test_order_is_kept_between_images_and_arrays(tmp_path: Path) -> None:
     for name in ("a", "c"):
         Image.fromarray(pixels()[0]).save(tmp_path / f"{name}.png")

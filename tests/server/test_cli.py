@@ -331,7 +331,7 @@ def test_a_run_that_starts_from_another_one_splits_a_file_as_that_one_did(
     assert execute(tmp_path / "next", *own, *start, "0").code == 0
     capsys.readouterr()
     assert execute(tmp_path / "other", *own, *start, "1").code == 2
-    assert "seed: expected that of init_from, found 1: 0 splits its data" in capsys.readouterr().err
+    assert "seed: expected 0, that of init_from, found 1: by another seed" in capsys.readouterr().err
     digits = [*RUN, "--seed", "1", "--init-from", str(run.folder)]
     assert execute(tmp_path / "digits", *digits).code == 0, "named data sets have one split for all seeds"
 
@@ -967,7 +967,8 @@ def test_output_without_a_terminal_has_no_colours(run: Done) -> None:
 # ---------------------------------------------------------------------- advice
 
 
-BRIEF_ADVICE = ["advise", "--engine", "inline", "--clients", "2", "--cohort", "2", "--rounds", "4", *BRIEF[:4]]
+COUNTS = ["--clients", "2", "--cohort", "2", "--rounds", "4", "--eval-every", "2"]
+BRIEF_ADVICE = ["advise", "--engine", "inline", *COUNTS, *BRIEF[:4]]
 
 
 @pytest.fixture(scope="module")
@@ -982,6 +983,7 @@ def test_the_advice_is_that_of_an_ordinary_run_with_baselines(
     assert advised.code == 0
     config = load_run_config(advised.folder / "config.yaml", {})
     assert (config.strategy, config.baselines, config.rounds) == ("local", ("fedavg", "pfedhn"), 4)
+    assert config.eval_every == 2
     advice = advised.json("advice.json")
     last = [line for line in advised.lines("baselines/fedavg/clients.jsonl") if "val_accuracy" in line]
     chosen = advised.json("summary.json")["fedavg"]["round"]

@@ -34,7 +34,7 @@ def public_file(path: Path) -> str:
 def test_certificates_are_made_shown_and_renewed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["certs", "init", "--host", "gpu-box", "--host", "10.0.0.5", "--days", "9"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "give certs/ca.pem to every client; next: flower-server clients add NAME --public-key FILE"
+    assert said[-1] == "next: flower-server clients invite NAME, whose line is all that a client needs"
     assert "gpu-box" in said[1] and "10.0.0.5" in said[1]
     assert main(["certs", "show"]) == 0
     assert capsys.readouterr().out.splitlines() == said[:-1]

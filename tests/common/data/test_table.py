@@ -65,6 +65,25 @@ def test_a_schema_turns_numbers_words_and_gaps_into_inputs(tmp_path: Path) -> No
     assert schema.labels(table, "t").tolist() == [1, 0, 0]
 
 
+@pytest.mark.parametrize("words", [["0", "1"], ["False", "True"]])
+@pytest.mark.parametrize("cells", [["1", "0"], ["True", "False"], ["true", "FALSE"]])
+def test_true_and_false_are_one_and_zero_in_every_table(tmp_path: Path, words: list[str], cells: list[str]) -> None:
+    column = {"name": "smoker", "kind": "category", "words": words}
+    schema = load_schema(schema_file(tmp_path, classes=words, columns=[column]))
+    table = read_cells(Path(write(tmp_path, [{"smoker": cell, "ill": cell, "age": "1"} for cell in cells])))
+    assert schema.inputs(table, "t")[:, :2].tolist() == [[0, 1], [1, 0]]
+    assert schema.labels(table, "t").tolist() == [1, 0]
+    several = load_schema(
+        schema_file(
+            tmp_path,
+            label=["ill", "smoker"],
+            classes=["ill", "smoker"],
+            columns=[{"name": "age", "kind": "number", "mean": 60.0, "std": 10.0}],
+        )
+    )
+    assert several.labels(table, "t").tolist() == [[1, 1], [0, 0]]
+
+
 def test_one_wrong_cell_does_not_outweigh_all_others(tmp_path: Path) -> None:
     """Without a scale nothing is known of what is far away."""
     ages = {"age": ["60", "1e14", "-5e9", ""]}
