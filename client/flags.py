@@ -104,7 +104,7 @@ def enrolled(flags: Mapping[str, Any], name: str, folder: "Path") -> dict[str, A
 
     alone = flags["insecure"] or flags["key"] or flags["root_certificates"]
     if alone and flags["token"]:
-        raise ConfigError("--token: expected without --key, --root-certificates and --insecure")
+        raise ConfigError("--token or HYPERBLOOM_TOKEN: expected without --key, --root-certificates and --insecure")
     return {**flags, "secret": ""} if alone else {**flags, **enrol(flags["server"], flags["token"], name, folder)}
 
 

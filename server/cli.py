@@ -127,6 +127,8 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> Path | None:
     from rich.console import Console
 
     console, resume = Console(), flags["resume"]
+    if flags.get("as_json") and not flags["list"]:
+        raise ConfigError("--json: expected beside --list")
     if flags.get("list") or flags.get("explain"):
         from hyperbloom.server.catalogue import print_catalogue, print_keys
 

@@ -139,7 +139,10 @@ def test_without_a_key_there_is_plain_text_only(
     assert "--key: expected without --insecure" in capsys.readouterr().err
     for alone in (["--insecure"], ["--key", str(key)], ["--root-certificates", str(tmp_path / "ca.pem")]):
         assert start(*alone, "--token", "HB1") == 2
-        assert "--token: expected without --key, --root-certificates and --insecure" in capsys.readouterr().err
+        assert (
+            "--token or HYPERBLOOM_TOKEN: expected without --key, --root-certificates and --insecure"
+            in capsys.readouterr().err
+        )
     assert start("--insecure", "--stock-superlink") == 2
     assert "--stock-superlink: expected without --insecure" in capsys.readouterr().err
     key.chmod(0o644)

@@ -912,6 +912,8 @@ def test_the_list_names_everything_that_is_registered(capsys: pytest.CaptureFixt
     assert all(len(description) > 10 for names in sections.values() for description in names.values())
     assert sections["data sets"]["digits"] == DATASETS["digits"].description
     assert sections["models"]["lenet"] == MODELS["lenet"].description
+    assert main(["--json"]) == 2
+    assert capsys.readouterr().err == "flower-server: --json: expected beside --list\n"
     assert main(["--list", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {title: set(names) for title, names in told.items()} == {
