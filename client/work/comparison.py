@@ -191,7 +191,7 @@ def _losses(module: nn.Module, data: Examples) -> Tensor:
 
 
 def _units(data: Examples) -> list[np.ndarray]:
-    """Return the rows of each group, such as a patient's, which tell no more than one; without groups, each row."""
+    """Return the rows of each group, such as a patient's, or each row by itself if there are no groups."""
     groups = np.arange(len(data)) if data.groups is None else data.groups
     order = np.argsort(groups, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)

@@ -312,7 +312,7 @@ def is_number(cell: str) -> bool:
 
 
 def plain(cell: str) -> str:
-    """Return a whole number without its decimals, as a column with a gap has 1.0 for 1, and 1 for true, 0 for false."""
+    """Return 1 for 1.0, which stands in a column with gaps, and 1 and 0 for true and false; other cells as they are."""
     cell = {"true": "1", "false": "0"}.get(cell.lower(), cell)  # as Parquet's
     whole, _, rest = cell.partition(".")
     return whole if rest and not rest.strip("0") and whole.removeprefix("-").isdigit() else cell

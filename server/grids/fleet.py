@@ -190,7 +190,7 @@ def check_port(host: str, port: int) -> None:
 def open_superlink(
     machines: Machines, folder: Path, say: Say, tell: Tell, keys: Path | None = None, backbone: str | None = None
 ) -> AbstractContextManager["LiveGrid"]:
-    """Run a SuperLink for the registered clients and those of `keys`, with its log in `folder`; its grid is the target.
+    """Return a context with the grid of a SuperLink for registered clients and those of `keys`; its log is in `folder`.
 
     With `machines.serve_backbone`, clients may fetch the folder `backbone`.
 

@@ -34,7 +34,7 @@ _EMPTY = ops.aten.empty.memory_format
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Refuse the client for which the body finds that something is wrong; also a decorator."""
+    """Turn an error about a client, in the body or in a decorated function, into its refusal."""
     try:
         yield
     except (ConfigError, ModelError) as error:

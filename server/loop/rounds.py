@@ -65,7 +65,7 @@ class Run:
         return self.algorithm.trains(client) and not self.config.is_novel(client.row)
 
     def can_go_on(self) -> bool:
-        """Return whether a cohort can be drawn, or no client may come for one: quarantines end after rounds."""
+        """Return whether enough clients are here, or waiting brings no more: a quarantine ends after rounds."""
         roster, least = self.federation.roster, FEWEST_CLIENTS if self.masked else 1
         held = partial(roster.conduct.in_quarantine, round_number=self.federation.round)
         here = self.candidates()

@@ -250,7 +250,7 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
             algorithm.check_start(read_run(Path(one.init_from))[0])
             own_files = uses_data_section and config.data.name not in DATASETS  # which the seed splits
             if own_files and (before := read_config(Path(one.init_from)).seed) != config.seed:
-                why = "by another seed what it was trained on may become test examples"
+                why = "another one would test the model on examples that it was trained on"
                 raise ConfigError(f"seed: expected {before}, that of init_from, found {config.seed}: {why}")
     if len({config.strategy, *config.baselines}) <= len(config.baselines):
         raise ConfigError(f"baselines: expected names beside {config.strategy}, each once, found {config.baselines}")

@@ -331,7 +331,7 @@ def test_a_run_that_starts_from_another_one_splits_a_file_as_that_one_did(
     assert execute(tmp_path / "next", *own, *start, "0").code == 0
     capsys.readouterr()
     assert execute(tmp_path / "other", *own, *start, "1").code == 2
-    assert "seed: expected 0, that of init_from, found 1: by another seed" in capsys.readouterr().err
+    assert "seed: expected 0, that of init_from, found 1: another one would test" in capsys.readouterr().err
     digits = [*RUN, "--seed", "1", "--init-from", str(run.folder)]
     assert execute(tmp_path / "digits", *digits).code == 0, "named data sets have one split for all seeds"
 

@@ -317,6 +317,11 @@ def test_groups_and_owners_are_columns(tmp_path: Path) -> None:
     patients = [{round(float(value) * 3) // 2 for value in part} for part in z]
     assert set().union(*patients) == set(range(20, 40))
     assert sum(map(len, patients)) == 20
+    for part, values in zip((data.train, data.val, data.test), z, strict=True):
+        kept = part.to("cpu").under(part.task).groups
+        named = [round(float(value) * 3) // 2 for value in values]
+        assert kept is not None and len(kept) == len(named)
+        assert len({*kept.tolist()}) == len({*named}) == len({*zip(kept.tolist(), named, strict=True)}), "one to one"
     assert data.input_shape == (2,)
 
 
