@@ -195,8 +195,7 @@ def doctor(
 def _port(host: str, port: int) -> str:
     from hyperbloom.server.grids.fleet import check_port
 
-    if port:
-        check_port(host, port)
+    check_port(host, port)
     return f"{host}:{port or 'any port'} is free"
 
 

@@ -169,14 +169,14 @@ SECURITY = {"insecure", "certs"}
 """Fields that belong together: giving one of them anew replaces both."""
 
 
-def check_port(host: str, port: int) -> None:
-    """Check that this machine can listen at an address.
+def check_port(host: str, port: int, asked: str = "") -> None:
+    """Check that this machine can listen at an address; `asked` is the flag that names it, if not --host and --port.
 
     Raises:
         ConfigError: the port is out of range.
         ConnectionFailed: the address or port cannot be used.
     """
-    if not 0 < port < 65536:
+    if not 0 <= port < 65536:
         raise ConfigError(f"--port: expected 0 (a free one) to 65535, found {port}")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -184,7 +184,8 @@ def check_port(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        raise ConnectionFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
+        where = asked or f"--host {host} --port {port}"
+        raise ConnectionFailed(f"{where}: cannot listen there: {error.strerror or error}") from None
 
 
 def open_superlink(
@@ -217,8 +218,7 @@ def open_superlink(
 def open_for_newcomers(machines: Machines, folder: Path, brings: str, say: Say, tell: Tell) -> Iterator["LiveGrid"]:
     """Check the address, run a SuperLink with its logs in `folder`, and print what newcomers run, with their flags."""
     machines.certificates()
-    if machines.port:
-        check_port(machines.host, machines.port)
+    check_port(machines.host, machines.port)
     machines = machines.with_port()
     folder.mkdir(parents=True, exist_ok=True)
     with log_to(folder / "server.log"), open_superlink(machines, folder, say, tell) as grid:

@@ -14,6 +14,7 @@ from hyperbloom.common.data import data_source
 from hyperbloom.common.errors import FULL, DiskError, HyperbloomError
 from hyperbloom.common.newcomers import says
 from hyperbloom.common.program.device import limit_threads, pick_device
+from hyperbloom.common.program.plain import listening_at
 from hyperbloom.server.grids.engine import open_grid
 from hyperbloom.server.grids.fleet import Machines, Say, check_port, log_to
 from hyperbloom.server.grids.local_clients import client_settings
@@ -119,8 +120,11 @@ def run_federation(
     if not grid and machines.engine == "grpc":
         for line in machines.make_certificates():
             print_line(console, line)
-        if machines.port and not machines.superlink:
+        if not machines.superlink:
             check_port(machines.host, machines.port)
+    for flag, address in {"--web": machines.web, "--metrics-port": machines.metrics_port}.items():
+        if address:
+            check_port(*listening_at(flag, address), f"{flag} {address}")
     folder = resume or new_run_folder(run_dir, config.strategy, anew=anew)
     view, say = TerminalView(console), partial(print_line, console)
     say(f"run folder: {folder}")

@@ -576,6 +576,18 @@ def test_a_port_that_is_taken_ends_with_five(refused: Callable[..., str]) -> Non
     assert message == f"--host 127.0.0.1 --port {port}: cannot listen there: Address already in use"
 
 
+@pytest.mark.parametrize("flag", ["--web", "--metrics-port"])
+def test_a_page_whose_port_is_taken_leaves_no_run_folder(
+    refused: Callable[..., str], tmp_path: Path, flag: str
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert refused(flag, str(port), code=5) == f"{flag} {port}: cannot listen there: Address already in use"
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("port", ["70000", "-1", "65536"])
 def test_a_port_that_is_none_is_refused(refused: Callable[..., str], port: str) -> None:
     message = refused("--insecure", f"--port={port}", engine="grpc")
