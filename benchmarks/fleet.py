@@ -197,7 +197,7 @@ def live(link: object, name: str, folder: Path) -> None:
             said = change
         else:
             said = record
-        connection.send(Message(RecordDict({"hyperbloom": ConfigRecord(said)}), reply_to=order), 0.0)
+        connection.send(Message(RecordDict({"hyperbloom": ConfigRecord(said)}), reply_to=order))
 
 
 if __name__ == "__main__":

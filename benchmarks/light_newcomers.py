@@ -53,7 +53,7 @@ def join(link: Link, answers: Answers, seconds: list[float]) -> None:
     while kind != DELIVERY:
         if (order := connection.receive()) is not None:
             kind = order.metadata.message_type
-            connection.send(Message(RecordDict({"hyperbloom": answers[kind]}), reply_to=order), 0.0)
+            connection.send(Message(RecordDict({"hyperbloom": answers[kind]}), reply_to=order))
     seconds.append(time.perf_counter() - start)
     connection.close()
 

@@ -1,7 +1,7 @@
 """The subcommands of `flower-client`."""
 
 import json
-import socket
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -273,6 +273,7 @@ def _cells(answer: dict[str, Any], digits: int) -> dict[str, str]:
     ),
     shared.SIZE,
     shared.VERBOSE,
+    Flag("--client-id", "the name that its token is for", show_default="a random one"),
     Flag("--state-dir", "where privacy spent on these data is entered", type=FOLDER, show_default="per user"),
     _MODEL_OUT,
     example="flower-client join --server gpu-box:9092 --root-certificates ca.pem --key me.pem --data x.npz --out model",
@@ -298,12 +299,16 @@ def _join(ctx: click.Context, /, eps: float | None, delta: float | None, budget:
     for flag, given in (("--max-train", flags["max_train"]), ("--partition", flags["partition"])):
         if eps is not None and given is not None:
             raise ConfigError(f"--eps: expected no {flag}: which examples it leaves depends on all labels")
+    if eps is not None and flags["label"] and not flags["schema"]:
+        raise ConfigError(
+            "--eps: expected --schema with --label: with a schema of its own a server asks for single words"
+        )
     if budget is not None and eps is None:
         raise ConfigError("--budget: expected with --eps and --delta; without noise no budget holds")
     if budget is not None and not 0 < budget < float("inf"):
         raise ConfigError(f"--budget: expected a number above 0, found {budget:g}")
     out, folder = flags["out"], flags["state_dir"] or default_state_dir("on-demand")
-    flags = shared.enrolled(flags, socket.gethostname(), folder)
+    flags = shared.enrolled(flags, flags["client_id"] or secrets.token_hex(8), folder)
     shared.check_security(flags)
     from hyperbloom.common.files.export import beside
 

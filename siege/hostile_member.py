@@ -36,10 +36,10 @@ class _Mute(Connection):
 
     uploads = True
 
-    def send(self, reply: Message, seconds: float) -> None:
+    def send(self, reply: Message) -> None:
         """Send a reply, or announce it alone."""
         self._encloses = self._encloses and self.uploads
-        super().send(reply, seconds)
+        super().send(reply)
 
     def _call(self, method: str, *args: Any, **more: Any) -> Any:
         if method == "PushObject" and not self.uploads:
@@ -58,16 +58,16 @@ def attack(link: Link, name: str, how: str) -> None:
             continue
         if order.metadata.message_type == Greeting.message_type and how != "speechless":
             connection.uploads = True
-            connection.send(Message(pack(about), reply_to=order), 0.0)
+            connection.send(Message(pack(about), reply_to=order))
         elif how == "babble":
-            connection.send(Message(Error(0, "x" * NOISE_BYTES), reply_to=order), 0.0)
+            connection.send(Message(Error(0, "x" * NOISE_BYTES), reply_to=order))
         else:
             connection.uploads = how == "nonsense"
-            connection.send(_reply(order), 0.0)
+            connection.send(_reply(order))
             for _ in range(STRAYS if how == "nonsense" else 0):
                 stray = _reply(order)
                 stray.metadata.__dict__["_reply_to_message_id"] = os.urandom(32).hex()
-                connection.send(stray, 0.0)
+                connection.send(stray)
 
 
 def _reply(order: Message) -> Message:

@@ -117,8 +117,8 @@ class Connection:
         message.metadata.__dict__["_message_id"] = metadata.message_id
         return message
 
-    def send(self, reply: Message, seconds: float) -> None:
-        """Send a reply whose making took so many seconds."""
+    def send(self, reply: Message) -> None:
+        """Send a reply, without Flower's note of how long it took, which tells the number of a newcomer's examples."""
         run_id = reply.metadata.run_id
         with flower.objects.no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -128,7 +128,7 @@ class Connection:
         if self._encloses:
             enclose(announced, contents.items())
         request = flower.fleet.PushMessagesRequest(
-            node=self._node, messages_list=[announced], message_object_trees=[tree], clientapp_runtime_list=[seconds]
+            node=self._node, messages_list=[announced], message_object_trees=[tree]
         )
         response = self._call("PushMessages", request)
         if response.objects_to_push:
@@ -143,7 +143,7 @@ class Connection:
         """Send the last reply of a client that leaves, if the server listens."""
         self._over.set()
         with suppress(grpc.RpcError, flower.inflation.ObjectPushError):
-            self.send(reply, 0.0)
+            self.send(reply)
 
     def piece(self, name: str) -> bytes | None:
         """Return what a server of ours has under a name of `common/handout.py`; None if it has nothing."""

@@ -36,6 +36,7 @@ def enrol(address: str, text: str | None, name: str, folder: Path) -> dict[str, 
     ca, key = here / "ca.pem", here / "key.pem"
     if token and server_of(ca) != token.server:
         content = _ca(address, token.server)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private_key(key, make_key())
         write_bytes(ca, content)  # last: without it, all is done again
     if not ca.exists():

@@ -106,7 +106,7 @@ def _answer_orders(app: App, node_config: dict[str, Any], connection: Connection
 
 
 def _answer(app: App, message: Message, context: Context, connection: Connection) -> None:
-    start, failed = time.perf_counter(), flower.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    failed = flower.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     try:
         reply = app(message, context)
     except KeyboardInterrupt:
@@ -116,7 +116,7 @@ def _answer(app: App, message: Message, context: Context, connection: Connection
         log.exception("%s failed: %s", message.metadata.message_type, error)
         # The text of an error that nobody expected may have a path, or what stands in the data.
         reply = Message(Error(failed, f"{type(error).__name__}; its own log says more"), reply_to=message)
-    connection.send(reply, time.perf_counter() - start)
+    connection.send(reply)
 
 
 def retries_of(link: Link) -> flower.RetryInvoker:

@@ -18,7 +18,7 @@ from hyperbloom.client.work.encoding import loaded_encoder
 from hyperbloom.client.work.scoring import evaluate, settle_norms
 from hyperbloom.common import models
 from hyperbloom.common.data import Examples
-from hyperbloom.common.encoders import descriptor_layout, encode
+from hyperbloom.common.encoders import EncoderSpec, descriptor_layout, encode, encoder_layout
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.layout import Weights
@@ -93,6 +93,8 @@ class Newcomer:
         if offer.backbones and (found := models.backbone_digest(self._spec(offer))) not in offer.backbones:
             raise ModelError(f"--backbone: expected backbone {' or '.join(offer.backbones)}, found {found}")
         make_task(offer.task).asked([offer.metric])
+        shape = models.backbone_shape(self._spec(offer)) if self.sources.backbone else offer.input_shape
+        offer.weights.check(encoder_layout(EncoderSpec(offer.encoder, shape, offer.dim)), torch.float32)
         self.share = dict(zip(offer.sizes, offer.shares, strict=False)).get(self.size, 1.0)
         log.info("before anything is sent: %s", offer.expected)
         inputs = self.sources.inputs(offer)
@@ -166,7 +168,7 @@ class Newcomer:
             told, origin["described by"] = f"{size} zeros in place of a descriptor", "nothing: it is the same for all"
         sent = (
             f"{told}; the encoder's hash; the size of the model, {self.size}.",
-            "No example, no label, no number of examples, no name.",
+            "No example, no label, no number of examples.",
         )
         privacy = self.guarantee.sentences() if self.guarantee else ()
         if self.guarantee and self.spent:
@@ -177,7 +179,7 @@ class Newcomer:
         if not self.share:
             privacy = ("Nothing that was sent depends on the data, so no privacy was spent.",)
         remarks = [f"Which model, and what to expect: {offer.expected}."]
-        if not (data and data.num_classes == offer.num_classes):
+        if not self.sources.names_all(offer):
             remarks.append("The classes are numbered as by the clients that trained; these data do not name them all.")
         if self.sources.scaling(offer) == offer.scaling:
             remarks.append(offer.scaling_known_by)

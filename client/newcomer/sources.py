@@ -88,11 +88,17 @@ class Sources:
         if self.data is None:
             return False
         classes, names = self.data.num_classes, self.data.class_names
-        return classes == offer.num_classes or names == tuple(map(str, range(classes)))
+        return self.names_all(offer) or names == tuple(map(str, range(classes)))
+
+    def names_all(self, offer: Offer) -> bool:
+        """Return whether the data have all classes of the models on offer, by the same names if both name them."""
+        if self.data is None or self.data.num_classes != offer.num_classes:
+            return False
+        return None in (meanings := (self.data.meaning, offer.meaning)) or meanings[0] == meanings[1]
 
     def class_names(self, offer: Offer) -> tuple[str, ...]:
         """Return the names of the classes; they are numbers unless the data or the schema name all of them."""
-        if self.data is not None and self.data.num_classes == offer.num_classes:
+        if self.data is not None and self.names_all(offer):
             return self.data.class_names
         if self.schema is not None and len(self.schema.classes) == offer.num_classes:
             return self.schema.classes

@@ -59,7 +59,7 @@ def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:
     check_method(order.method, order.target.private, order.sgd.steps)
     if isinstance(order, FitOrder):
         client.releases.check_change()  # the encoder's change has no noise
-    elif order.reply != "nothing":
+    if order.reply != "nothing":
         client.releases.check_change(noise.scale if noise else None, isinstance(order, MaskedOrder))
     network = load(client, order.scope, order.target, order.weights)
     network.holds = None  # until the trained part is on the disk

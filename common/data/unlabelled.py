@@ -14,7 +14,7 @@ from hyperbloom.common.data.files import read_arrays
 from hyperbloom.common.data.folder import ENDINGS, LIST, is_image, read_image
 from hyperbloom.common.data.own import MEDMNIST, check_inputs
 from hyperbloom.common.data.scaling import AnyArray, Scaling
-from hyperbloom.common.data.schema import FIRST_ROW, MISSING, Schema, Table, plain
+from hyperbloom.common.data.schema import FIRST_ROW, MISSING, Schema, Table, is_number, plain
 from hyperbloom.common.data.spec import TABLES
 from hyperbloom.common.data.table import read_cells
 from hyperbloom.common.errors import DataError
@@ -129,14 +129,16 @@ def _table(path: Path, schema: Schema | None, tokenizer: str | None) -> Inputs:
 
 
 def _known(table: Table, schema: Schema, path: Path) -> Table:
-    """Return the cells, without words that the model has never seen; a line of the log counts these by column."""
+    """Return the cells without words that the model has never seen, or that are no numbers; the log has counts."""
     known = dict(table)
-    for column in (one for one in schema.columns if one.kind == "category" and one.name in table):
+    for column in (one for one in schema.columns if one.kind != "text" and one.name in table):
         cells, words = table[column.name], {*map(plain, (*column.words, *column.missing)), *MISSING}
-        if strange := [cell for cell in cells if cell not in words]:
-            found = f"{len(strange)} of {len(cells)} cells, such as {strange[0][:80]!r}, are none of the schema's words"
+        strange = [cell for cell in cells if cell not in words and (column.kind == "category" or not is_number(cell))]
+        if strange:
+            what = "no numbers" if column.kind == "number" else "none of the schema's words"
+            found = f"{len(strange)} of {len(cells)} cells, such as {strange[0][:80]!r}, are {what}"
             log.warning("%s: column %r: %s; taken as missing", path, column.name, found)
-            known[column.name] = [cell if cell in words else "" for cell in cells]
+            known[column.name] = ["" if cell in {*strange} else cell for cell in cells]
     return known
 
 

@@ -35,6 +35,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
         schema: what the columns of tables mean.
         backbones: digests of what is frozen in the models, one for each size.
         shares: for each size, the part of a model that is written from the descriptor; the rest is the model for all.
+        meaning: digest of the names of the classes; None if they are only numbered.
     """
 
     run: str
@@ -57,6 +58,7 @@ class Offer(Order, message_type="query.offer", answer=Description):
     schema: str | None = None
     backbones: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
+    meaning: str | None = None
 
 
 @dataclass(frozen=True)

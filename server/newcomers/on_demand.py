@@ -18,7 +18,7 @@ from hyperbloom.common.layout import Weights
 from hyperbloom.common.newcomers import expect, says
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed, Notice, Order
-from hyperbloom.common.wire.pack import shown, unpack_answer
+from hyperbloom.common.wire.pack import FAILED, shown, unpack_answer
 from hyperbloom.server.loop.post import Failure, Grid, Pause, Post
 from hyperbloom.server.runs.trained import Trained
 from hyperbloom.strategies.algorithm import Algorithm
@@ -82,6 +82,7 @@ class ModelMaker:
             adapt=trained.config.adapt,
             backbones=strategy.setting.backbones,
             shares=tuple(self._share if size in self._common else 1.0 for size in trained.config.sizes),
+            meaning=next((c.about.meaning for c in trained.roster if c.about.meaning), None),
             schema=next((client.about.schema for client in trained.roster), None),
         )
         self._familiar = _Familiar(strategy.descriptors_of_trained())
@@ -177,8 +178,10 @@ class OnDemandService:
             if asked is Offer and (description := self._accept(node, arrival.content)):
                 described.append((node, description))
             elif asked is Delivery and not isinstance(arrival.content, Failure):
-                self.served += 1
-                self._send([(node, Notice("finished", "the model is delivered"))])
+                kept = FAILED not in arrival.content
+                self.served += kept
+                notice = ("finished", "the model is delivered") if kept else ("refused", "it did not take the model")
+                self._send([(node, Notice(*notice))])
         self._deliver(described)
         return len(arrivals)
 

@@ -135,6 +135,13 @@ def test_changes_are_counted_over_restarts_runs_and_rewinds(tmp_path: Path) -> N
     assert (tmp_path / "a" / "releases.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_change_of_the_weights_and_one_of_the_encoder_are_two(tmp_path: Path) -> None:
+    fit = Fit("deepset", "v", initial(), initial(), 1, 0.1)
+    with suppress(HyperbloomError):  # of another encoder; what is refused later has been counted
+        make(tmp_path, max_changes=3).answer(FitOrder(**vars(train_order()), fit=fit))
+    assert json.loads((tmp_path / "a" / "releases.json").read_text())["changes"] == 2
+
+
 def test_what_is_refused_and_what_sends_nothing_is_not_counted(tmp_path: Path) -> None:
     worker = make(tmp_path, min_noise=2.0)
     unfit = FedRep(head_share=0.5)  # of a personal head, where there is none

@@ -113,7 +113,7 @@ def exchange(server: Server, client: Connection, down: int, up: int) -> None:
         order = client.receive()
     assert order.content == content(down) and order.metadata.message_id == name
     TaskIdentity.node_id = client.node_id
-    client.send(Message(content(up), reply_to=order), 0.5)
+    client.send(Message(content(up), reply_to=order))
     TaskIdentity.node_id = 1
     (reply,) = server.grid.pull_messages([name])
     assert reply.content == content(up)

@@ -158,7 +158,6 @@ class FakeServer:
     def __init__(self, *messages: Message | None) -> None:
         self.queue = deque(messages)
         self.sent: list[Message] = []
-        self.seconds: list[float] = []
         self.is_closed = False
 
     def open(self) -> None:
@@ -177,14 +176,13 @@ class FakeServer:
             message.metadata.__dict__["_message_id"] = message.object_id
         return message
 
-    def send(self, reply: Message, seconds: float) -> None:
+    def send(self, reply: Message) -> None:
         """Take a reply."""
         self.sent.append(reply)
-        self.seconds.append(seconds)
 
     def leave(self, reply: Message) -> None:
         """Take the last reply."""
-        self.send(reply, 0.0)
+        self.send(reply)
 
 
 def greeting() -> Message:
@@ -234,7 +232,6 @@ def test_an_order_is_answered(slept: list[float]) -> None:
     assert unpack(Greeting, reply.content) == Greeting("answer")
     assert reply.metadata.reply_to_message_id == sent.metadata.message_id
     assert (reply.metadata.src_node_id, reply.metadata.run_id) == (NODE, RUN)
-    assert 0 < server.seconds[0] < 5
 
 
 def test_an_exception_in_the_app_becomes_an_error_reply_and_the_client_lives_on(

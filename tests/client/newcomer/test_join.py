@@ -1,11 +1,14 @@
 """A newcomer's app and its command."""
 
+import socket
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from hyperbloom.client import flags as shared
 from hyperbloom.client.cli import main
 from hyperbloom.client.newcomer.guarantee import Guarantee, Promise
 from hyperbloom.client.newcomer.join import newcomer_app
@@ -13,6 +16,8 @@ from hyperbloom.client.newcomer.ledger import Ledger
 from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer
 from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common.data import DataSpec
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.program.names import check_name
 from hyperbloom.common.wire.orders import Greeting, Notice
 from hyperbloom.common.wire.pack import pack, unpack_answer
 
@@ -36,6 +41,7 @@ def newcomer(folder: Path, data: DataSpec = DIGITS, promise: Promise | None = No
         (["--eps", "-1", "--delta", "0.01"], "--eps: expected a number above 0"),
         (["--eps", "1", "--delta", "0.01", "--max-train", "9"], "--eps: expected no --max-train"),
         (["--eps", "1", "--delta", "0.01", "--partition", "0/4"], "--eps: expected no --partition"),
+        (["--eps", "1", "--delta", "0.01", "--label", "ill"], "--eps: expected --schema with --label"),
         (["--data", "absent.npy"], "expected a file or folder, found none"),
         (["--partition", "3"], "--partition: expected I/N"),
         (["--root-certificates", "absent.pem"], "--root-certificates: expected a file"),
@@ -49,6 +55,21 @@ def test_wrong_flags_are_told_before_anybody_is_asked(
     assert main([*needed, "--state-dir", str(tmp_path / "state"), *flags]) == 2
     assert error in capsys.readouterr().err
     assert not (tmp_path / "model").exists() and not (tmp_path / "state").exists()
+
+
+def test_a_newcomers_name_tells_nothing_of_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def noted(flags: dict[str, Any], name: str, folder: Path) -> NoReturn:
+        names.append(check_name(name, "NAME"))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(shared, "enrolled", noted)
+    needed = ["join", "--server", "127.0.0.1:1", "--token", "HB1.x", "--data", "digits", "--out", str(tmp_path / "m")]
+    for more in ([], [], ["--client-id", "ward-7"]):
+        assert main([*needed, *more]) == 2
+    one, other, given = names
+    assert len({one, other, socket.gethostname()}) == 3 and given == "ward-7"
 
 
 def test_a_spent_budget_a_folder_in_use_and_a_damaged_ledger_are_told_first(

@@ -12,6 +12,7 @@ from PIL import Image
 from hyperbloom.client.newcomer.guarantee import Promise, noise_scale
 from hyperbloom.client.newcomer.ledger import Ledger
 from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer
+from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.encoders import version_of
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError, WireError
@@ -172,6 +173,25 @@ def test_who_names_all_classes_is_scored_by_these(tmp_path: Path) -> None:
     classes, readme = exported(newcomer(tmp_path, pets(tmp_path)), replace(offer(), num_classes=2), tmp_path / "model")
     assert classes == ("cat", "dog")
     assert "% on 30 labelled examples here" in readme and "these data do not name them all" not in readme
+
+
+def test_as_many_classes_of_other_names_are_not_those_of_the_run(tmp_path: Path) -> None:
+    spec = pets(tmp_path)
+    made = replace(offer(), num_classes=2, meaning=load_client_data(spec).meaning)
+    assert made.meaning and exported(newcomer(tmp_path, spec), made, tmp_path / "same")[0] == ("cat", "dog")
+    classes, readme = exported(newcomer(tmp_path, spec), replace(made, meaning="another"), tmp_path / "model")
+    assert classes == ("0", "1")
+    assert "not known here" in readme and "these data do not name them all" in readme
+
+
+def test_an_offer_of_huge_inputs_is_declined_before_the_data_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sources, "inputs", lambda sources, offer: pytest.fail("read"))
+    for more in ({"input_shape": (3, 10_000, 10_000)}, {"dim": 2**28, "sizes": ("S",), "shares": (0.0,)}):
+        one = newcomer(tmp_path)
+        assert one.describe(replace(offer(), **more)) == DECLINED  # type: ignore[arg-type]
+        assert isinstance(one.failure, WireError)
 
 
 def test_the_delivered_model_becomes_a_folder_whose_card_says_what_was_sent(tmp_path: Path) -> None:

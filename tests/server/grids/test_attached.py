@@ -38,7 +38,7 @@ def play(grid: LiveGrid, client: Connection, answer: bytes) -> Message:
     while (order := client.receive()) is None:
         pass
     TaskIdentity.node_id = client.node_id
-    client.send(Message(RecordDict({"a": ConfigRecord({"b": answer})}), reply_to=order), 0.1)
+    client.send(Message(RecordDict({"a": ConfigRecord({"b": answer})}), reply_to=order))
     TaskIdentity.node_id = 1
     (reply,) = grid.pull_messages([name])
     return reply

@@ -332,6 +332,25 @@ def test_the_silent_and_the_gone_are_forgotten_and_may_come_again(counter: OnDem
     assert visitor.got is not None
 
 
+def test_a_model_that_a_newcomer_does_not_take_is_not_counted(counter: OnDemandService, clock: Clock) -> None:
+    class Careful(Visitor):
+        def __call__(self, message: Message) -> RecordDict | Error | None:
+            answer = super().__call__(message)
+            return (
+                pack(Failed("refused", "tensor fc1: 3 values are not finite"))
+                if self.got is not None and not self.last
+                else answer
+            )
+
+    grid = counter.grid
+    assert isinstance(grid, ScriptedGrid)
+    grid.nodes.update({2: (careful := Careful(torch.ones(3))), 3: (other := Visitor(torch.ones(3)))})
+    polls(counter, clock)
+    assert counter.served == 1
+    assert careful.last == Notice("refused", "it did not take the model")
+    assert other.last == Notice("finished", "the model is delivered")
+
+
 def test_a_node_that_cannot_be_reached_is_no_matter(counter: OnDemandService, clock: Clock) -> None:
     grid = counter.grid
     assert isinstance(grid, ScriptedGrid)
