@@ -220,7 +220,7 @@ class Algorithm(ABC):
         return Evaluation((yield from turn.score(clients)))
 
     def common(self, client: Client) -> Weights | None:
-        """Return the model for all, as this client would be sent it; None: there is none."""
+        """Return the model for all, as clients of this one's size would be sent it; None: there is none."""
         return None
 
     def state(self) -> dict[str, Tensor]:

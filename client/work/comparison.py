@@ -20,7 +20,7 @@ from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import MIXTURES, MODELS, RESAMPLES, SURE, Gain, interval, sentence
 from hyperbloom.common.layout import Layout
-from hyperbloom.common.metrics import scale_of
+from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.wire.orders import REFINED, CompareOrder, CompareResult, SplitScore
 
 log = logging.getLogger("hyperbloom.client")
@@ -32,6 +32,8 @@ MOST_COMPARED = 10**6  # most steps that a client trains alone
 
 class _Trial:
     """One of the models that are compared: scores and answers on validation and test examples, losses, and tensors."""
+
+    failed = False  # training diverged before it had learned anything
 
     def __init__(self, network: Loaded, module: nn.Module, val: Examples, test: Examples, metrics: tuple[str, ...]):
         found = [(data, *respond(module, data)) for data in (val, test)]
@@ -53,13 +55,13 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
     count_score(client, order, loaded_network(client, order.target, order.weights).module)
     with client.hide_own_model():
         trials = dict(_trials(client, order))
-    gain = _gain(trials, client.test_data, order.metrics[0])
-    if gain is not None:
-        name, best = client.settings.client_id, trials[gain.chosen]
-        text = sentence(name, gain, order.metrics[0])
-        # A line of the log begins with the client's name. The run's id ends with the strategy.
-        log.info("%s [run %s]", text.removeprefix(name).lstrip(": "), order.scope.run_id)
-        keep_scored(client, order, best.tensors, best.test, text, lone=gain.chosen == "alone")
+    gain, name = _gain(trials, client.test_data, order.metrics[0]), client.settings.client_id
+    chosen, text = (gain.chosen, sentence(name, gain, order.metrics[0])) if gain else ("personal", "")
+    why = f"{title_of(order.metrics[0])} cannot be told of its {len(client.test_data)} test examples"
+    why = f"no comparison: {why if 'alone' in trials else 'training alone diverged'}"
+    # A line of the log begins with the client's name. The run's id ends with the strategy.
+    log.info("%s [run %s]", text.removeprefix(name).lstrip(": ") or why, order.scope.run_id)
+    keep_scored(client, order, trials[chosen].tensors, trials[chosen].test, text, lone=chosen == "alone")
     told = gain if client.settings.disclose_gain else None
     if told is not None:
         client.releases.spend("scores", len(told.models))
@@ -97,7 +99,8 @@ def _trials(client: Client, order: CompareOrder) -> Iterator[tuple[str, _Trial]]
         if {first, second} <= ends.keys():
             yield name, _mixed(client, order, network, ends[first], ends[second], share)
     rounds = order.rounds + (0 if distilled else tuning)  # no fewer steps than the others
-    yield "alone", _alone(client, order, rounds)
+    if alone := _alone(client, order, rounds):
+        yield "alone", alone
 
 
 @torch.no_grad()
@@ -111,14 +114,15 @@ def _mixed(client: Client, order: CompareOrder, network: Loaded, first: _Trial, 
     return _Trial(network, module, data[1], data[2], order.metrics)
 
 
-def _alone(client: Client, order: CompareOrder, rounds: int) -> _Trial:
-    """Return the model that the client trains alone; runs and baselines that agree on it share it."""
+def _alone(client: Client, order: CompareOrder, rounds: int) -> _Trial | None:
+    """Return the model that the client trains alone, or None if it diverges; runs and baselines that agree share it."""
     target = replace(order.target, private="all", hypernetwork=None)
     key = order.scope.seed, order.sgd, order.decays, rounds, target, order.metrics
     if client.lone is None or client.lone[0] != key:
         network = load_alone(client, order.scope, order.target)
         client.lone = key, _trained(client, replace(order, refinement=None), network, rounds)
-    return client.lone[1]
+    trial: _Trial = client.lone[1]
+    return None if trial.failed else trial
 
 
 def _trained(client: Client, order: CompareOrder, network: Loaded, rounds: int, *purpose: str) -> _Trial:
@@ -127,22 +131,25 @@ def _trained(client: Client, order: CompareOrder, network: Loaded, rounds: int, 
     if network.has_copy:
         network = replace(network, personal=Flat(Layout(()), network.personal.values.new_empty(0)))
     module, (data, val, test) = personal_model(client, order, network)
-    best, kept = None, list[Tensor]()
+    best, kept, at, failed = None, list[Tensor](), 0, False
     for number in range(rounds + 1):
         if number:
             rate = order.sgd.learning_rate * (decay(number, rounds) if order.decays else 1.0)
             sgd, seed = replace(order.sgd, learning_rate=rate), client.seed(order.scope, number, *purpose)
             if not math.isfinite(train(replace(network, module=module), data, sgd, seed)):
+                failed = not at
                 break
         if number % 2 ** max(0, number.bit_length() - 3) == 0 or number == rounds:  # ever rarer, 4 for each doubling
             settle_norms(module, data)
             rank = _rank(evaluate(module, val, order.metrics), order.metrics[0])
             if best is None or rank > best:
-                best, kept = rank, [part.values.clone() for part in network.parts]
+                best, kept, at = rank, [part.values.clone() for part in network.parts], number
     for part, values in zip(network.parts, kept, strict=True):
         part.load(values)
     settle_norms(module, data)
-    return _Trial(network, module, val, test, order.metrics)
+    trial = _Trial(network, module, val, test, order.metrics)
+    trial.failed = failed
+    return trial
 
 
 def _rank(score: SplitScore, metric: str) -> tuple[float, float]:
@@ -153,10 +160,10 @@ def _rank(score: SplitScore, metric: str) -> tuple[float, float]:
 
 
 def _gain(trials: Mapping[str, _Trial], test: Examples, metric: str) -> Gain | None:
-    """Return the gain of the chosen model; None if the metric is not defined on the test examples."""
+    """Return the gain of the chosen model; None if the metric is not defined on the test examples, or none is alone."""
     found = {name: trials[name].test.value(metric) for name in MODELS if name in trials}
     values = {name: value for name, value in found.items() if value is not None}
-    if len(values) < len(found) or len(_units(test)) < 2:
+    if "alone" not in trials or len(values) < len(found) or len(_units(test)) < 2:
         return None
     chosen = _choose(trials, metric)
     sign = 1 if scale_of(metric).rises else -1

@@ -9,6 +9,7 @@ import torch
 
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import Gain
+from hyperbloom.common.layout import Weights
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.wire.orders import LARGEST_LOSS, CompareOrder, CompareResult, EvaluateOrder, Order
 from hyperbloom.server.loop.exchange import Director, Outcome
@@ -42,13 +43,16 @@ def ask_gains(run: Run, number: int, rounds: int) -> None:
     Each trains `rounds` rounds alone. Only some disclose what they gain.
     """
     config, gains, metric = run.config, dict[str, Gain](), run.algorithm.metrics[0]
+    commons: dict[str, Weights | None] = {}  # by size
     sgd, decays = run.turn(1).sgd, config.local.schedule == "cosine"
     clients = [client for client in run.federation.idle if not config.is_novel(client.row)]
 
     def compared(client: Client, order: Order) -> Order:
         if type(order) is not EvaluateOrder:
             return order
-        common = run.algorithm.common(client) if order.target.private == "none" else None
+        if (size := client.about.size) not in commons:
+            commons[size] = run.algorithm.common(client)
+        common = commons[size] if order.target.private == "none" else None
         if common and order.weights and torch.equal(common.values, order.weights.values):
             common = None  # the client has it
         return CompareOrder(**vars(order), sgd=sgd, decays=decays, rounds=rounds, common=common)
@@ -68,7 +72,9 @@ def ask_gains(run: Run, number: int, rounds: int) -> None:
         return answers
 
     for listener in run.listeners:
-        listener.event("each client now trains alone, to compare, which may take as long as the run")
+        listener.event(
+            "each client now trains alone, to compare, which may take longer than the run; gains: false leaves it out"
+        )
     outcome, most = Outcome(), PATIENCE * config.round_timeout_s
     director = Director(run.federation, config.model_copy(update={"round_timeout_s": most}))
     director.play(through(run.algorithm.evaluate(run.turn(number), clients), play, Ask), outcome)

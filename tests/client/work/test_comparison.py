@@ -299,6 +299,19 @@ def test_a_handful_of_examples_cannot_show_a_gain(count: int, low: float) -> Non
     assert comparison._bounds(*trials, data, "accuracy") == (low, 1.0)  # type: ignore[arg-type]
 
 
+def test_a_training_alone_that_diverges_is_no_comparison(
+    make_worker: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the site is told a gain over a network that has learned nothing."""
+    caplog.set_level(logging.INFO)
+    worker = disclosing(make_worker("ward-7"))
+    answer = worker.answer(order(sgd=SGD(**{**STEPS, "learning_rate": 1e30})))
+    assert answer.gain is None and answer.test is not None
+    assert "no comparison: training alone diverged [run run-1]" in caplog.messages
+    kept, facts = worker.state.load_scored("run-1")
+    assert torch.equal(FULL.flatten(kept), SOUND.values) and (facts.gain, facts.private) == ("", "none")
+
+
 @pytest.mark.parametrize(("count", "labels", "metric"), [(1, [0, 1], "accuracy"), (6, [0], "auroc")])
 def test_there_is_no_gain_on_one_example_or_by_a_metric_that_is_not_defined(
     count: int, labels: list[int], metric: str

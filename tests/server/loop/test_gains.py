@@ -25,6 +25,7 @@ from hyperbloom.server.pages.report import write_report
 from hyperbloom.server.runs.export import Export
 from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.server.runs.lines import read_gains
+from hyperbloom.strategies.pfedhn import PFedHN
 
 pytestmark = pytest.mark.usefixtures("clean_process")
 
@@ -106,6 +107,17 @@ def test_every_client_compares_what_its_strategy_gives_it(
         of = dict(zip(gain.models, gain.test, strict=True))
         assert gain.value == pytest.approx(of[gain.chosen] - of["alone"])
         assert (tmp_path / "clients" / name / "scored" / f"run-{strategy}.safetensors").exists()
+
+
+def test_the_model_for_all_is_made_once_for_each_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a mean over all clients, so that asking for each client's takes the square of their number."""
+    asked: list[str] = []
+    common = PFedHN.common
+    monkeypatch.setattr(
+        PFedHN, "common", lambda self, client: (asked.append(client.client_id), common(self, client))[1]
+    )
+    play(tmp_path, "pfedhn", **SMALL)
+    assert asked == ["client-0"]
 
 
 def test_the_answer_is_in_the_run_folder_on_the_report_and_on_the_card(tmp_path: Path) -> None:
