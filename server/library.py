@@ -12,7 +12,7 @@ from hyperbloom.common.config import RunConfig, load_run_config, make_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.gains import Gain
 from hyperbloom.server.grids.fleet import Machines
-from hyperbloom.server.runs.checkpoint import begun_as
+from hyperbloom.server.runs.checkpoint import begun_as, is_over
 from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder, read_gains, read_lines
 from hyperbloom.server.runs.recorded import read_json, read_summary
 from hyperbloom.server.runs.running import run_federation
@@ -149,4 +149,6 @@ def run(
     machines = Machines(engine=engine, **processes)
     folder = Path(run_dir) if run_dir else None
     resume = folder if folder and begun_as(config, folder, "run_dir") else None
+    if resume and is_over(resume, config):
+        return Run(resume)
     return Run(run_federation(config, machines, Console(), folder, True, resume))

@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import Client, enough_memory
@@ -17,7 +18,7 @@ from hyperbloom.client.work.networks import Loaded, spec_of
 from hyperbloom.client.work.sgd import Flat, Network
 from hyperbloom.client.work.training import conclude, prepare, train
 from hyperbloom.client.work.vectorised import train_rows
-from hyperbloom.common.errors import attempt
+from hyperbloom.common.errors import HyperbloomError, attempt
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.wire.orders import SGD, TrainOrder, TrainResult
 
@@ -81,7 +82,9 @@ def _has_no_axis(spec: ModelSpec) -> bool:
         return True
     with torch.device("meta"):
         module = attempt(build, spec)
-    return isinstance(module, nn.Module) and any(isinstance(part, _BatchNorm | nn.RNNBase) for part in module.modules())
+    return isinstance(module, nn.Module) and any(
+        isinstance(part, _BatchNorm | _DropoutNd | nn.RNNBase) for part in module.modules()
+    )
 
 
 def _train_chunk(tasks: Mapping[int, Task]) -> Results:
@@ -110,8 +113,10 @@ def _train_chunk(tasks: Mapping[int, Task]) -> Results:
         parts[1].momentum = torch.stack([none if momentum is None else momentum for momentum in momenta])
     together = Network(network.module, *parts)
     losses = attempt(_train_rows, network, together, clients, sgd, seeds)
-    if isinstance(losses, Exception):
+    if isinstance(losses, HyperbloomError):
         return results | dict.fromkeys(rows, losses)
+    if isinstance(losses, Exception):  # a network that decides by values or changes a buffer has no axis for clients
+        return results | {index: attempt(train, *tasks[index]) for index in rows}
     seconds = (time.perf_counter() - start) / len(rows)
     for row, (index, loss) in enumerate(zip(rows, losses, strict=True)):
         client, order = tasks[index]

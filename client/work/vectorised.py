@@ -40,6 +40,7 @@ def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequ
     axes = (0, 0, 0, None if weights is None else 0, 0)
     gradients_and_losses = vmap(grad_and_value(loss), axes, randomness="different")  # each client drops out its own
     network.module.train()
+    torch.manual_seed(seeds[0])  # for dropout
 
     def step(batch: Tensor) -> None:
         values = tuple(part.values for part in parts)

@@ -74,7 +74,7 @@ def terminate_as_interrupt() -> AbstractContextManager[None]:
     """Raise KeyboardInterrupt on SIGTERM while the body runs, if this is the main thread."""
 
     def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt("SIGTERM")
 
     return _handling(interrupt, signal.SIGTERM)
 

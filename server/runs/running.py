@@ -50,6 +50,7 @@ def play(
         HyperbloomError: the run failed; this is recorded as an event. Or no checkpoint is usable, or the disk is full.
     """
     limit_threads()
+    machines = machines.with_port()
     with ExitStack() as stack:
         stack.enter_context(_full_disk_told(folder))
         stack.enter_context(locked(folder))
@@ -61,7 +62,6 @@ def play(
             for listener in (recorder, view):
                 listener.event(f"going on after round {max(0, resume.checkpoint.progress.round)} of {name}")
         else:
-            machines = machines.with_port()
             recorder = RunFolder(folder, config, run_id, machines.record())
             adopt_identities(config, folder)
         listeners = [recorder, view, *more, *_listeners(machines, folder, stack, say)]

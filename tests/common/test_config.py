@@ -433,6 +433,7 @@ def test_a_short_run_is_evaluated_at_each_quarter_by_default(tmp_path: Path) -> 
     assert load_run_config(path, {}).eval_every == 2
     for rounds, every in ((1, 1), (3, 1), (4, 1), (20, 5), (39, 9), (40, 10), (200, 10)):
         assert load_run_config(path, {"rounds": rounds}).eval_every == every
+        assert "eval_every" not in load_run_config(path, {"rounds": rounds}).model_fields_set, "nobody has set it"
     assert load_run_config(path, {"eval_every": 9}).eval_every == 9
     path.write_text(dump_run_config(load_run_config(path, {})))
     assert load_run_config(path, {}).eval_every == 2

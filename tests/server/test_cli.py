@@ -39,7 +39,7 @@ from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.session import Session
-from hyperbloom.server.runs.folder import read_run
+from hyperbloom.server.runs.folder import RunFolder, read_run
 from hyperbloom.server.watch.tracking import BUILT_IN
 from hyperbloom.server.watch.view import TerminalView
 from hyperbloom.strategies import STRATEGIES, make_algorithm
@@ -824,6 +824,23 @@ def test_local_clients_need_no_line_and_loopback_no_warning(monkeypatch: pytest.
     assert started[:2] == [(address, None, None), (3, "--server", address, "--insecure")]
     assert "flower-client" not in done.output
     assert "--insecure" not in done.output
+
+
+def test_a_run_that_goes_on_takes_a_free_port_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[Any] = []
+    faked_network(monkeypatch, started)
+    flags = [*GRPC, "--insecure", "--local-clients", "3"]
+    with monkeypatch.context() as until:
+
+        def stop(self: RunFolder, report: RoundReport) -> None:
+            if report.number == 2:
+                raise KeyboardInterrupt
+
+        until.setattr(RunFolder, "round_done", stop)
+        assert main([*flags, "--rounds", "3", "--set", "checkpoint_every=1", "--run-dir", str(tmp_path / "run")]) == 130
+    started.clear()
+    assert main(["--resume", str(tmp_path / "run"), *flags[-5:]]) == 0
+    assert not started[0][0].endswith(":0") and started[1][2] == started[0][0]
 
 
 def test_a_server_without_a_backbone_hands_out_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

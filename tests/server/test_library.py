@@ -38,12 +38,13 @@ def test_a_run_of_the_library_is_the_command_s(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_describes_it_and_a_complete_folder_is_refused(tmp_path: Path) -> None:
+def test_a_file_describes_it_and_a_complete_folder_is_returned_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("{strategy: local, clients: 1, rounds: 1, local: {steps: 1}}")
     run = hyperbloom.run(tmp_path / "run.yaml", run_dir=tmp_path / "run")
     assert (run.config.strategy, len(run.metrics)) == ("local", 1)
-    with pytest.raises(ConfigError, match="is complete"):
-        hyperbloom.run(tmp_path / "run.yaml", run_dir=tmp_path / "run")
+    report = (tmp_path / "run" / "report.html").stat()
+    assert hyperbloom.run(tmp_path / "run.yaml", run_dir=tmp_path / "run") == run
+    assert (tmp_path / "run" / "report.html").stat().st_mtime_ns == report.st_mtime_ns, "nothing was run"
     with pytest.raises(ConfigError, match=r"^rounds: expected .* found 0 in run\(\)$"):
         hyperbloom.run({"rounds": 0})
 

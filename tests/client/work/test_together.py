@@ -321,5 +321,24 @@ def test_a_failure_of_all_is_each_ones_own(workers: Workers, monkeypatch: pytest
     assert isinstance(alone, TrainResult)
 
 
+def test_a_network_that_decides_by_values_trains_one_by_one(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_axis(*_: Any) -> Tensor:
+        raise RuntimeError("vmap: It looks like you're attempting to use a Tensor in some data-dependent control flow")
+
+    monkeypatch.setattr(module, "train_rows", no_axis)
+    ones, others = workers("one", "MM"), workers("other", "MM")
+    orders = orders_for(ones)
+    for got, want in zip(at_once(others, orders), one_by_one(ones, orders), strict=True):
+        assert_close(got, want)
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_a_network_with_dropout_trains_one_by_one(monkeypatch: pytest.MonkeyPatch, dropout: bool) -> None:
+    """Many at once draw other neurons than one by one."""
+    parts = [nn.Linear(4, 2), nn.Dropout(0.5)] if dropout else [nn.Linear(4, 2)]
+    monkeypatch.setattr(module, "build", lambda spec: nn.Sequential(*parts))
+    assert module._has_no_axis.__wrapped__(ModelSpec("mlp", "M", (4,), 2)) is dropout
+
+
 def test_nobody_is_nothing() -> None:
     assert train_together([]) == []

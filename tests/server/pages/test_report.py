@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -322,9 +323,12 @@ def test_a_report_that_would_take_long_is_left_to_its_command(
 
 
 def test_how_a_run_stopped_is_among_its_events(one_line_commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(self: RunFolder, report: object) -> None:
-        raise KeyboardInterrupt
+    for sign, word in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")):
 
-    monkeypatch.setattr(RunFolder, "round_done", stop)
-    assert main([*TINY.split(), "--run-dir", "run"]) == 130
-    assert json.loads(Path("run/events.jsonl").read_text().splitlines()[-1])["text"] == "the run stopped: Ctrl-C"
+        def stop(self: RunFolder, report: object, sign: int = sign) -> None:
+            signal.raise_signal(sign)
+
+        monkeypatch.setattr(RunFolder, "round_done", stop)
+        assert main([*TINY.split(), "--run-dir", word]) == 130
+        last = Path(word, "events.jsonl").read_text().splitlines()[-1]
+        assert json.loads(last)["text"] == f"the run stopped: {word}"
