@@ -154,8 +154,8 @@ class ClientData:
         elif self.kind == "regression" and len(labels.unique()) <= 10 and bool((labels == labels.round()).all()):
             more += ". Store integers if these few numbers are classes"
         columns = f" of {', '.join(column.name for column in self.schema.columns)}"[:200] if self.schema else ""
-        if self.schema is None and self.train.inputs.ndim == 2:
-            spread, place = self.train.inputs.std(0, correction=0).max(0)
+        if self.schema is None:
+            spread, place = self.train.inputs[:1000].flatten(1).std(0, correction=0).max(0)
             if spread > WIDE:
                 more += f". Input {int(place)} has a deviation of {spread:.3g}: standardise inputs alike at all clients"
         return f"{sizes}; inputs {self.input_shape}{columns}; {self.kind}, {more}"

@@ -1,5 +1,6 @@
 """Users' own images: in folders by class, or listed with their labels in a `labels.csv`."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from hyperbloom.common.data.schema import propose_classes, read_labels
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.data.table import read_cells
 from hyperbloom.common.errors import DataError
+
+log = logging.getLogger("hyperbloom.client")
 
 LIST = "labels.csv"
 
@@ -113,6 +116,8 @@ def _list(folder: Path, names: list[str]) -> tuple[tuple[Path, ...], IntArray]:
     for label, name in enumerate(names):
         entries = sorted((folder / name).iterdir()) if (folder / name).is_dir() else []
         found += [(entry, label) for entry in entries if is_image(entry)]
+        if odd := [entry for entry in entries if not entry.name.startswith(".") and not is_image(entry)]:
+            log.warning("%s and %d more: not read, expected images (%s)", odd[0], len(odd) - 1, ", ".join(ENDINGS))
     if not found:
         raise DataError(f"{folder}: expected images ({', '.join(ENDINGS)}) in folders by class, found none")
     return tuple(path for path, _ in found), np.array([label for _, label in found], dtype=np.int64)

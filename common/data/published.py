@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 from the published files; torchvision fetches them and reads pickles.
+"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 from the published files, which torchvision fetches and reads.
 
 Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 1998.
 H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST", 2017, https://arxiv.org/abs/1708.07747
@@ -7,7 +7,6 @@ https://www.cs.toronto.edu/~kriz/cifar.html
 """
 
 import json
-import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,21 +50,19 @@ PUBLISHED = {name: _Source.model_validate_json(json.dumps(told)) for name, told 
 
 @dataclass(frozen=True)
 class FileBlock:
-    """Images in a file of records of one length, read on access.
+    """Images in a file of records of one length, CIFAR's binary version, read on access.
 
     Args:
         path: The file; its size has been checked.
         count: Number of records.
         label: Bytes of each record before its pixels.
         shape: `(C, H, W)` of one image.
-        header: Bytes before the first record.
     """
 
     path: Path
     count: int
     label: int
     shape: tuple[int, int, int]
-    header: int = 0
 
     def __len__(self) -> int:
         return self.count
@@ -73,7 +70,7 @@ class FileBlock:
     def _records(self) -> AnyArray:
         # Open a new mapping for each use, because an open one keeps every page that it has touched in memory.
         shape = self.count, self.label + int(np.prod(self.shape))
-        return np.memmap(self.path, np.uint8, "r", self.header, shape)
+        return np.memmap(self.path, np.uint8, "r", 0, shape)
 
     def labels(self) -> IntArray:
         """Return the last byte before the pixels of every record, int64 `(count,)`."""
@@ -106,10 +103,7 @@ def _read(source: _Source, name: str, root: Path, how: str) -> tuple[Portion, Po
         return _from_records(source, mark.parent, how)
     if not (root / source.folder).exists():
         raise missing(name, [*marks, root / source.folder], root, how)
-    if source.binary:
-        return _through_torchvision(source, root, how)
-    train, test = (_from_idx(source, root / source.folder, part, how) for part in ("train", "t10k"))
-    return train, test, source.class_names
+    return _through_torchvision(source, root, how)
 
 
 def _through_torchvision(source: _Source, root: Path, how: str) -> tuple[Portion, Portion, tuple[str, ...]]:
@@ -120,32 +114,13 @@ def _through_torchvision(source: _Source, root: Path, how: str) -> tuple[Portion
     except Exception as error:  # torchvision passes on whatever its parsers raise
         found = f"{describe(error)}. {how.format(root=root)}"
         raise DataError(f"{folder}: expected the files of {source.torchvision}, whole, found {found}") from error
-    train, test = (check_pair(p.data, np.asarray(p.targets), f"{folder} images", f"{folder} labels") for p in parts)
-    return train, test, tuple(parts[0].classes)
-
-
-def _from_idx(source: _Source, folder: Path, part: str, how: str) -> Portion:
-    images, labels = (folder / f"{part}-{what}-ubyte" for what in ("images-idx3", "labels-idx1"))
-    (count, *sides), (found,) = _sizes(images, 3, how), _sizes(labels, 1, how)
-    if (1, *sides) != source.shape:
-        raise DataError(f"{images}: expected images of {source.shape}, found {count} of {(1, *sides)}")
-    if found != count:
-        raise DataError(f"{labels}: expected a label for each of {count} images of {source.shape}, found {found}")
-    values = np.fromfile(labels, np.uint8, offset=8).astype(np.int64)
-    check_labels(values, source.num_classes, labels)
-    return Portion.of(FileBlock(images, count, 0, source.shape, header=16), values)
-
-
-def _sizes(path: Path, ndim: int, how: str) -> tuple[int, ...]:
-    """Return the shape of an idx file, whose header is 0x800 + ndim and the sizes, big-endian, each in four bytes."""
-    if not path.is_file():
-        raise missing(path.name, [path], path.parent.parent.parent, how)
-    size, header = path.stat().st_size, np.fromfile(path, ">u4", 1 + ndim)
-    sizes = tuple(header[1:].tolist())
-    if len(header) <= ndim or header[0] != 0x800 + ndim or size != header.nbytes + math.prod(sizes) or 0 in sizes:
-        expected = f"expected a {ndim}-dimensional idx file, whole and unpacked"
-        raise DataError(f"{path}: {expected}, found {size} bytes for a shape of {sizes}; remove it and get it again")
-    return sizes
+    if wrong := [tuple(p.data.shape[1:3]) for p in parts if p.data.shape[1:3] != source.shape[1:]]:
+        raise DataError(f"{folder}: expected images of {source.shape[1:]}, found {wrong[0]}")
+    pairs = ((np.asarray(part.data), np.asarray(part.targets)) for part in parts)
+    train, test = (check_pair(*pair, f"{folder} images", f"{folder} labels") for pair in pairs)
+    for portion in (train, test):
+        check_labels(portion.labels, source.num_classes, folder)
+    return train, test, source.class_names or tuple(parts[0].classes)
 
 
 def _from_records(source: _Source, folder: Path, how: str) -> tuple[Portion, Portion, tuple[str, ...]]:

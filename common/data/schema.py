@@ -246,7 +246,8 @@ def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], 
     place = {plain(word): number for number, word in enumerate(classes)}
     for row, cell in enumerate(table[label[0]] if len(label) == 1 else ()):
         if cell not in place and (classes or cell in MISSING):
-            what = "a label (leave out rows without)" if cell in MISSING else f"one of {', '.join(classes)}"
+            left = "a label (leave the row out, or list the word in the schema's classes)"
+            what = left if cell in MISSING else f"one of {', '.join(classes)}"
             raise _wrong(where, row, label[0], what, cell)
     if classes and len(label) == 1:
         return np.array([place[cell] for cell in table[label[0]]], dtype=np.int64)

@@ -18,7 +18,7 @@ from hyperbloom.common.data.draws import FIXED_SEED
 from hyperbloom.common.data.files import need
 from hyperbloom.common.data.own import build_pool
 from hyperbloom.common.data.pool import Pool, Portion
-from hyperbloom.common.data.schema import Schema, Table, left_out, load_schema, plain, propose
+from hyperbloom.common.data.schema import FIRST_ROW, MISSING, Schema, Table, left_out, load_schema, plain, propose
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.data.texts import most_tokens
 from hyperbloom.common.errors import DataError
@@ -72,6 +72,9 @@ def _pool(
     columns = {kind: column for kind, column in units.items() if column}
     if absent := [column for column in columns.values() if column not in table]:
         raise DataError(f"{name}: expected a column {absent[0]!r} of owners or groups, found {', '.join(table)[:200]}")
+    for column in columns.values():
+        if empty := [row + FIRST_ROW for row, cell in enumerate(table[column]) if cell in MISSING]:
+            raise DataError(f"{name}: row {empty[0]}, column {column!r}: expected whose the row is, found nothing")
     cells = {kind: [np.array(table[column])] for kind, column in columns.items()}
     return replace(build_pool(name, {name: whole}, seed, schema.classes or schema.label, cells), schema=schema)
 

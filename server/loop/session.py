@@ -170,6 +170,12 @@ class Session:
             self.federation.gather(wanted, self.config.join_timeout_s, soon=soon)
         self.roster.sort(known)
         self.federation.admission.begin(self.roster, known)
+        schema = next((client.about.schema for client in self.roster), None)
+        if not known and schema and (columns := read_schema(schema, "the schema").open):
+            self._tell(
+                f"little is learned from columns without a scale, {', '.join(columns)[:99]}: give them mean and std in "
+                "the schema, or let clients pass --disclose-moments"
+            )
         setting = self.federation.admission.setting
         if setting is not None and setting.task.standardises and not self.roster.moments:
             self._tell(

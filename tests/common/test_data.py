@@ -101,6 +101,8 @@ def test_a_summary_names_what_often_goes_wrong() -> None:
     ):
         wide = Examples(torch.tensor([[0.0, 0.0], [0.1, factor]] * 10), torch.tensor([0, 1] * 10))
         assert ClientData(wide, wide, wide, 2, ("a", "b")).summary.endswith(f"a: 30, b: 30{told}")
+    pixels = Examples(torch.tensor([[[[0.0, 255.0]]], [[[255.0, 0.0]]]] * 10), torch.tensor([0, 1] * 10))
+    assert "Input 0 has a deviation of 128" in ClientData(pixels, pixels, pixels, 2, ("a", "b")).summary
 
 
 def test_client_data_refuses_parts_that_do_not_belong_together() -> None:

@@ -211,7 +211,7 @@ def draw_classes(root: Path, count: int, mode: str = "RGB") -> None:
             draw(root / name / f"{number}.png", value, mode=mode)
 
 
-def test_folder_of_classes_is_split_in_proportion(tmp_path: Path) -> None:
+def test_folder_of_classes_is_split_in_proportion(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     draw_classes(tmp_path, 20)
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     (tmp_path / "cat" / "._1.png").write_text("what macOS adds to an archive")
@@ -223,6 +223,8 @@ def test_folder_of_classes_is_split_in_proportion(tmp_path: Path) -> None:
     expected = torch.where(data.train.labels == 0, 100 / 255, 200 / 255)
     assert torch.equal(data.train.inputs[:, 0, 2, 3], expected)
     assert data.train.inputs[:, 1:].eq(0).all()
+    (told,) = caplog.messages
+    assert told.startswith(f"{tmp_path / 'cat' / 'notes.txt'} and 0 more: not read, expected images (.png, ")
 
 
 def test_folder_with_train_and_test_keeps_them(tmp_path: Path) -> None:

@@ -179,30 +179,24 @@ def test_corrupt_cifar_files_are_named_with_their_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "content", "message"),
     [
-        (0, idx(pixels(100, 28, 28))[:-1], r"expected a .* found 78415 bytes for a shape of \(100, 28, 28\)"),
-        (0, b"", r"expected a 3-dimensional idx file, whole and unpacked, found 0 bytes for a shape of \(\)"),
-        (0, b"<html>not found</html>" * 2, "expected a 3-dimensional idx file, .* found 44 bytes"),
-        (0, bytes((0, 0, 10, 3)) + bytes(12), "expected a 3-dimensional idx file, .* found 16 bytes"),
-        (0, idx(pixels(100, 28)), "expected a 3-dimensional idx file, .* found 2812 bytes"),
-        (1, idx(np.zeros(100, np.uint8))[:-3], r"expected a 1-dimensional idx file, .* for a shape of \(100,\)"),
-        (1, idx(np.zeros(99, np.uint8)), r"expected a label for each of 100 images of \(1, 28, 28\), found 99"),
+        (0, idx(pixels(100, 28, 28))[:-1], "expected the files of MNIST, whole, found "),
+        (0, b"", "expected the files of MNIST, whole, found "),
+        (0, b"<html>not found</html>" * 2, "expected the files of MNIST, whole, found "),
+        (0, bytes((0, 0, 10, 3)) + bytes(12), "expected the files of MNIST, whole, found "),
+        (0, idx(pixels(100, 28)), "expected the files of MNIST, whole, found "),
+        (0, idx(pixels(100, 5, 5)), r"expected images of \(28, 28\), found \(5, 5\)"),
+        (1, idx(np.zeros(100, np.uint8))[:-3], "expected the files of MNIST, whole, found "),
+        (1, idx(np.zeros(99, np.uint8)), "labels: expected 100 labels, as .* images, found 99"),
         (1, idx(np.full(100, 10, np.uint8)), "expected labels from 0 to 9, found label 10 at record 0"),
     ],
 )
 def test_corrupt_idx_files_are_told_in_one_line(tmp_path: Path, number: int, content: bytes, message: str) -> None:
     write_idx(tmp_path)
-    path = tmp_path / "MNIST" / "raw" / IDX[number]
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=f"^{path}: {message}") as found:
+    folder = tmp_path / "MNIST" / "raw"
+    (folder / IDX[number]).write_bytes(content)
+    with pytest.raises(DataError, match=f"^{folder}:? {message}") as found:
         load_client_data(DataSpec(data="mnist", root=tmp_path))
     assert "\n" not in str(found.value)
-
-
-def test_images_of_another_size_are_not_mnists(tmp_path: Path) -> None:
-    write_idx(tmp_path)
-    (tmp_path / "MNIST" / "raw" / IDX[0]).write_bytes(idx(pixels(100, 5, 5)))
-    with pytest.raises(DataError, match=r"expected images of \(1, 28, 28\), found 100 of \(1, 5, 5\)"):
-        load_client_data(DataSpec(data="mnist", root=tmp_path))
 
 
 def test_idx_files_that_are_absent_or_packed_are_told_with_a_way_out(tmp_path: Path) -> None:
@@ -210,7 +204,7 @@ def test_idx_files_that_are_absent_or_packed_are_told_with_a_way_out(tmp_path: P
     (tmp_path / "MNIST" / "raw" / IDX[3]).rename(tmp_path / "MNIST" / "raw" / f"{IDX[3]}.gz")
     with pytest.raises(
         DataError,
-        match=f"{IDX[3]} not found.* download mnist --root {tmp_path}; or put the official files there, unpacked$",
+        match=f"whole, found .* download mnist --root {tmp_path}; or put the official files there, unpacked$",
     ):
         load_client_data(DataSpec(data="mnist", root=tmp_path))
 

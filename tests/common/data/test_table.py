@@ -154,10 +154,12 @@ def test_a_prediction_takes_words_that_it_does_not_know_for_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     schema = load_schema(schema_file(tmp_path))
-    (tmp_path / "new.csv").write_text("age,colour\n60,red\n60,green\n60,\n60,mauve\n")
+    (tmp_path / "new.csv").write_text("age,colour\n60,red\n60,green\nold,\n60,mauve\n")
     (inputs,) = read_inputs([tmp_path / "new.csv"], (schema.width,), Scaling(1.0), schema)
-    assert inputs.values.tolist() == [[0, 0, 0, 1, 0], *3 * [[0, 0, 0, 0, 1]]]
-    (told,) = caplog.messages
+    none = [0, 0, 0, 0, 1]
+    assert inputs.values.tolist() == [[0, 0, 0, 1, 0], none, [0, 1, *none[2:]], none]
+    number, told = caplog.messages
+    assert number.endswith("column 'age': 1 of 4 cells, such as 'old', are no numbers; taken as missing")
     assert told.endswith(
         "column 'colour': 2 of 4 cells, such as 'green', are none of the schema's words; taken as missing"
     )
@@ -376,8 +378,13 @@ def test_files_that_are_no_tables_are_refused_in_one_line(tmp_path: Path, conten
         ({"schema": {}}, {"age": "old"}, r"table.csv: row 2, column 'age': expected a number, .*, found 'old'"),
         ({"schema": {}}, {"age": "inf"}, r"row 2, column 'age': expected a number, .*, found 'inf'"),
         ({"schema": {}}, {"colour": "green"}, r"row 2, column 'colour': expected one of blue, red, found 'green'"),
-        ({"schema": {}}, {"ill": ""}, r"row 2, column 'ill': expected a label .leave out rows without., found ''"),
+        ({"schema": {}}, {"ill": ""}, r"row 2, column 'ill': expected a label .leave the row out, .*, found ''"),
         ({"schema": {"label": ["x"]}}, {}, "expected a column 'x' as in the schema, found age, dose"),
+        (
+            {"label": "ill", "group": "who"},
+            {"who": ""},
+            "row 2, column 'who': expected whose the row is, found nothing",
+        ),
         ({"schema": {"owner": "x"}}, {}, "expected a column 'x' of owners or groups, found age, dose"),
         ({"schema": {"group": "ward"}, "group": "name"}, {}, "--group: expected ward as in .*schema.json, found name"),
         ({"schema": {}, "label": "ward"}, {}, "--label: expected ill as in .*schema.json, found ward"),

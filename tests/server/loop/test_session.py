@@ -23,6 +23,7 @@ from hyperbloom.common.wire.pack import unpack
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.grids.inline import InlineGrid
 from hyperbloom.server.grids.local_clients import client_settings
+from hyperbloom.server.loop import admission
 from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume, RoundReport
 from hyperbloom.server.loop.session import Session, baseline_config, check_run, greeting_of
 from hyperbloom.strategies import make_algorithm
@@ -355,6 +356,18 @@ def test_tables_and_targets_are_scaled_by_what_all_clients_disclose_once_and_whe
     resumed.run()
     assert [greeting.schema for greeting in again.of(Greeting)] == [schema] * 2
     assert resumed.roster.moments == session.roster.moments
+
+
+def test_columns_that_stay_without_a_scale_are_told(
+    config: RunConfig, table: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "_pooled_moments", lambda roster: [])  # nobody discloses any
+    config = config.model_copy(update={"data": table, "model": "mlp", "rounds": 1, "target_moments": (70.0, 8.0)})
+    told: list[str] = []
+    listener = Listener()
+    listener.event = told.append  # type: ignore[method-assign]
+    Session(config, inline_grid(config, tmp_path), "run", [listener]).run()
+    assert [line for line in told if line.startswith("little is learned from columns without a scale, age, dose: give")]
 
 
 def test_a_client_that_leaves_before_it_is_told_the_scales_is_not_waited_for(
