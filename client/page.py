@@ -1,7 +1,6 @@
 """A site's own page: `flower-client --web`, and `flower-client watch`. Made from the state folder alone, read-only."""
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from starlette.routing import Route
 from hyperbloom.client.keep.releases import RELEASES, read_releases
 from hyperbloom.client.keep.sent import CHANGES, TRAINING, read_sent
 from hyperbloom.common.errors import ConfigError, attempt
+from hyperbloom.common.files.storage import claim
 from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.pages.page import templates
 from hyperbloom.common.pages.serving import HEADERS, read_only, serve_at
@@ -38,7 +38,7 @@ def page(folder: Path) -> bytes:
     return template.render(
         ledger=ledger,
         folder=folder.resolve(),
-        running=not isinstance(attempt(os.kill, ledger["pid"], 0), OSError),
+        running=attempt(_is_running, folder) is True,
         now=time.time(),
         trained=max((each[2] for kind, each in ledger["kinds"].items() if kind in TRAINING), default=None),
         budget=[(kind, counts[kind], limits[kind]) for kind in counts if limits[kind] is not None],
@@ -49,6 +49,12 @@ def page(folder: Path) -> bytes:
         moment=lambda seconds: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)),
         **{"amount": decimal, "scale_of": scale_of, "title_of": title_of},
     ).encode()
+
+
+def _is_running(folder: Path) -> bool:
+    """Return whether a process runs as this client, which then holds the folder's lock."""
+    with (folder / "lock").open("a") as file:
+        return not claim(file)
 
 
 def _gain(folder: Path) -> str:

@@ -1,17 +1,4 @@
-"""A client's state on its own disk: its identity and the personal part of its models.
-
-    STATE/identity.json                  the secrets by which servers recognise this client (mode 0600)
-    STATE/lock                           held while a process runs as this client
-    STATE/personal/RUN.safetensors       personal parameters and their momentum, per run
-    STATE/residual.safetensors           the residual of compression, of the last run only
-    STATE/encoder.safetensors            the encoder of the current round, until its gradient is computed (ODPFL-HN)
-    STATE/earlier/                       earlier personal parts and residuals, for a server that goes back after a crash
-    STATE/scored/RUN.safetensors         the model with which the client was last scored, if no one else has all of it
-    STATE/reference.safetensors          the public inputs on which FedHeNN compares networks, the last set only
-    STATE/releases.json, sent.json       what has left, for its bounds and for people
-
-The client sends the secret to the server only. It never sends any other of these files.
-"""
+"""A client's state on its own disk: its identity and the personal part of its models (docs/for-sites.md, 5)."""
 
 import json
 import os
@@ -194,7 +181,7 @@ class ClientState:
         except OSError as error:
             raise ConfigError(f"--state-dir: cannot use {self.folder}: {error.strerror}") from None
         with opened as file:
-            if not claim(file):
+            if not claim(file, 0.2):  # a page looks for a moment
                 file.seek(1)  # Windows lets nobody read the byte that is locked
                 raise RefusedError(
                     f"process {file.read().strip() or '?'} already runs as this client (state in {self.folder}); "

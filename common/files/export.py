@@ -142,8 +142,7 @@ def write_model(
             if all(importlib.util.find_spec(name) for name in _ONNX):
                 _write_onnx(draft / "model.onnx", program, module, spec.input_shape)
         there = {path.name for path in draft.iterdir()}
-        takes = "IMAGE.png ..." if schema is None else "TEXTS.txt" if schema.text_column else "PATIENTS.csv"
-        readme = _README.render(model=description, card=card, there=there, takes=takes)
+        readme = _README.render(model=description, card=card, there=there)
         write_bytes(draft / "README.md", readme.encode())
         files = sorted({*there, "README.md"})
         draft.rename(folder)

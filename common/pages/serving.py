@@ -1,5 +1,6 @@
 """How a page is served: read-only, in a process of its own, to one machine unless another address is named."""
 
+import logging
 import os
 import signal
 import socket
@@ -77,6 +78,10 @@ def serve_at(address: str, application: Callable[[str], Starlette], say: Callabl
         shown = f"[{host}]" if ":" in host else host
         say(f"live page: http://{shown}:{listening.getsockname()[1]}/")
         # uvloop loses a SIGTERM that comes while it starts, and then never ends.
+        # A page that is open when this ends is cut off, which is no error.
+        logging.getLogger("uvicorn.error").addFilter(
+            lambda it: not it.exc_info or isinstance(it.exc_info[1], Exception)
+        )
         how: dict[str, Any] = {"loop": "asyncio", "log_level": "warning", "access_log": False}
         config = uvicorn.Config(application(host), timeout_graceful_shutdown=1, **how)
         uvicorn.Server(config).run(sockets=[listening])

@@ -31,7 +31,8 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
     told = read_gains(run.folder)
     members = read_members(run.folder).clients
     novel = {member.name for member in members if run.config.is_novel(member.row)}
-    gains = run.main.gains_over(alone) if alone and alone is not run.main else {}
+    over = alone and alone is not run.main and (alone is not run.current or run.state == "complete")  # as many rounds
+    gains = run.main.gains_over(alone) if alone and over else {}
     gains = {who: gain for who, gain in gains.items() if who not in novel}  # alone they have no model
     return render_blocks(
         "live_run.html",
@@ -49,6 +50,7 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
         events=list(run.events)[: -EVENTS_SHOWN - 1 : -1],
         map=_map(run, name, members),
         members=members,
+        known=max(len(members), len(run.main.clients)),
         has_report=(run.folder / REPORT).is_file(),
     )
 

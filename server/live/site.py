@@ -89,7 +89,7 @@ class _Site:
 
     async def runs(self, request: Request) -> Response:
         """Send the page of one run, or of several side by side."""
-        names = [request.path_params["name"], *request.query_params.getlist("beside")]
+        names = list(dict.fromkeys([request.path_params["name"], *request.query_params.getlist("beside")]))
         if len(names) > 1 + MOST_BESIDE:
             raise HTTPException(400, f"expected at most {MOST_BESIDE} runs beside another, found {len(names) - 1}")
         return _page([await run_in_threadpool(self._first, name) for name in names], " and ".join(names))

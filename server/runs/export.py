@@ -35,7 +35,7 @@ _TOLD = {
     "class_shares": "the shares of its classes",
     "moments": "how many numbers it has to learn and in columns without a scale, their means and deviations",
 }
-_NUMBERED = "The server does not know the classes' names; they are numbered as the client numbers them."
+_NUMBERED = "The server does not know the names of the outputs; they are numbered as the client numbers them."
 _SUM_ALONE = "What training made of the weights, and its loss, was masked: the server saw the sum over clients alone."
 
 

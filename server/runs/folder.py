@@ -1,21 +1,4 @@
-"""The run folder: all output of a run, written as it goes.
-
-RUN/config.yaml                    the resolved configuration; `--config` accepts it
-RUN/environment.json               versions, platform, seed, run id, when it began and ended
-RUN/metrics.jsonl                  a line per round: loss, clients, seconds, bytes of training; accuracy where evaluated
-RUN/clients.jsonl                  a line per client and round: loss or accuracy, or why it was left out
-RUN/events.jsonl                   a line per other event, such as joined, left or refused; never cut
-RUN/gains.jsonl                    a line per client that tells what the federation gains it over training alone
-RUN/hypernetwork.safetensors       server state of the round that validation selected
-RUN/hypernetwork-last.safetensors  server state after the last round, with the optimiser's momentum
-RUN/roster.json                    clients, their embedding rows, hashes of their secrets
-RUN/summary.json                   the selected round and each client's test accuracy, per strategy
-RUN/report.html                    a report for a browser (server/pages/report.py)
-RUN/privacy.json                   with differential privacy, each client's spent budget; never reduced
-RUN/checkpoints/                   `--resume RUN` continues from here (server/runs/checkpoint.py)
-RUN/server.log, superlink.log, clients/NAME.log
-RUN/baselines/NAME/                metrics and server state of a baseline run with the same clients
-"""
+"""The run folder: all output of a run, written as it goes; docs/watching.md lists its files."""
 
 import importlib.metadata
 import json

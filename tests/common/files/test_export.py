@@ -93,6 +93,14 @@ def test_without_the_extra_there_is_no_onnx_and_the_card_does_not_name_it(
         assert text in readme
 
 
+def test_a_card_for_numbers_says_how_to_prepare_them(tmp_path: Path) -> None:
+    spec = ModelSpec("mlp", "S", (4,), 3)
+    write_model(tmp_path / "m", network(spec), spec, NAMES, Scaling(1.0, (0.5,) * 4, (2.0,) * 4), CARD)
+    readme = (tmp_path / "m" / "README.md").read_text()
+    assert "predict --model . INPUTS.npz" in readme and "image files" not in readme
+    assert "minus [0.5, 0.5, 0.5, 0.5], by [2.0, 2.0, 2.0, 2.0]; floats are taken as they are: give" in readme
+
+
 def test_a_small_logit_beside_large_ones_need_be_no_more_exact_than_these() -> None:
     expected = np.array([[-200.0, 0.01], [0.5, 0.01]], dtype=np.float32)
     found = expected + np.array([[0.0, 2e-4], [0.0, 2e-6]], dtype=np.float32)

@@ -1,6 +1,7 @@
 """How pages are served: by a process that ends, and to whom."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 import time
@@ -65,6 +66,42 @@ def test_a_page_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
         except httpx.TransportError:
             gone = True
         time.sleep(0.1)
+
+
+STREAMED = """
+import asyncio
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+from hyperbloom.common.pages.serving import read_only, serve_at
+
+async def endless(request):
+    async def lines():
+        while True:
+            yield "a line"
+            await asyncio.sleep(0.01)
+    return StreamingResponse(lines())
+
+try:
+    serve_at("0", lambda host: read_only([Route("/", endless)], host), lambda line: print(line, flush=True))
+except KeyboardInterrupt:
+    pass
+"""
+
+
+def test_an_open_page_is_no_error_when_its_server_ends() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", STREAMED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        with httpx.stream("GET", child.stdout.readline().split()[-1]) as page:
+            assert next(page.iter_text())
+            child.send_signal(signal.SIGINT)
+            _, said = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.wait()
+    assert "ASGI" not in said and "CancelledError" not in said
 
 
 @pytest.mark.parametrize(

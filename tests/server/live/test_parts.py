@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from hyperbloom.common.files.storage import write_json
 from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.pages.page import templates
 from hyperbloom.server.live.parts import ROWS, _in_order, overview_parts, run_parts
@@ -99,6 +100,27 @@ def test_a_run_that_goes_on_is_listed_with_its_round(tmp_path: Path) -> None:
     with locked(folder):
         text = str(overview_parts({"one": folder})["runs"])
     assert "running" in text and "6 of 6" in text and "61.0 %" in text
+
+
+def test_while_local_trains_the_page_says_whose_figures_it_has_and_compares_nothing(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.begin("pfedhn")
+    for number in range(1, 7):
+        recording.go(number)
+    recording.begin("local")
+    for number in (1, 2):
+        recording.go(number)
+    figures = parts_of(tmp_path)["figures"]
+    assert "over clients of pfedhn is 61.0 %" in figures and "pfedhn, after round 6" in figures
+    assert "bytes of training of local" in figures and "ahead of local" not in figures
+
+
+def test_all_who_have_joined_count_as_clients(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, config=some_config(eval_every=6))
+    recording.begin("pfedhn")
+    recording.go(1)
+    write_json(tmp_path / "roster.json", recording.roster.to_json())
+    assert '<dt>clients</dt><dd class="value">3</dd>' in parts_of(tmp_path)["figures"]
 
 
 def test_novel_clients_gain_nothing_over_training_alone_which_they_do_not(tmp_path: Path) -> None:

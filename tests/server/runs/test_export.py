@@ -176,5 +176,5 @@ def test_the_card_says_what_a_client_has_told_of_its_table(tmp_path: Path) -> No
     assert main(["export", str(run), "--client", "client-1", "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "client-1" / "README.md").read_text()
     assert "It told besides: what the columns of its table mean; how many numbers it has to learn" in card
-    assert "test metrics of all models that it compared, and its gain." in card and "classes' names" not in card
+    assert "test metrics of all models that it compared, and its gain." in card and "names of the outputs" not in card
     assert "flower-client export --client-id client-1 --state-dir" in card, "it has chosen another model"
