@@ -8,7 +8,6 @@ of the seconds until the mean test accuracy first is what the run by rounds has 
     python -m benchmarks.asynchrony [--quick] [--figure docs/asynchronous.png]
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message
 
-from benchmarks.measure import Comparison, machine
+from benchmarks.measure import Comparison, arguments, show
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig, dump_run_config
 from hyperbloom.server.broker.superlink import free_port
 from hyperbloom.server.grids.local_clients import client_settings
@@ -43,12 +42,13 @@ def run(quick: bool = False, figure: Path | None = None) -> list[Comparison]:
     goal = by_rounds[-1][1] - MARGIN
     conditions = (
         f"{CLIENTS} clients, {COHORT} at a time, {rounds * COHORT} client steps of {SECONDS} s, one client's of "
-        f"{SLOW_SECONDS} s; at the end {asynchronous[-1][1]:.1f} % asynchronously, {by_rounds[-1][1]:.1f} % by rounds; "
-        f"staleness at most {staleness}"
+        f"{SLOW_SECONDS} s, against rounds; at the end {asynchronous[-1][1]:.1f} % asynchronously, "
+        f"{by_rounds[-1][1]:.1f} % by rounds; "
+        f"staleness at most {staleness}; the goal is {goal:.1f} % mean test accuracy"
     )
     return [
-        Comparison(f"seconds to {goal:.1f} %", "s", reached(asynchronous, goal), reached(by_rounds, goal), conditions),
-        Comparison("seconds for all client steps", "s", asynchronous[-1][0], by_rounds[-1][0], conditions),
+        Comparison("asynchronous, to the goal", "s", reached(asynchronous, goal), reached(by_rounds, goal), conditions),
+        Comparison("asynchronous, all client steps", "s", asynchronous[-1][0], by_rounds[-1][0], conditions),
     ]
 
 
@@ -133,13 +133,10 @@ def draw(curves: dict[bool, Curve], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short settings: to see that it works, not to quote")
+    parser = arguments(__doc__)
     parser.add_argument("--figure", type=Path, metavar="PNG", help="draw accuracy over time")
-    args = parser.parse_args()
-    print(machine())
-    for comparison in run(args.quick, args.figure):
-        print(comparison)
+    flags = parser.parse_args()
+    show(lambda: run(flags.quick, flags.figure), flags.record)
 
 
 if __name__ == "__main__":

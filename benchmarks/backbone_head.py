@@ -1,18 +1,19 @@
 """Rounds that train the head of a frozen network: on features that are kept, and through the backbone at every step.
 
-    python -m benchmarks.backbone_head [--steps N]
+    python -m benchmarks.backbone_head [--quick]
 
 Local SGD as in a round of `adapt: head`, with a ViT of random weights (6 layers of width 192, images of 3 x 32 x 32),
-200 examples and one thread. Prints seconds per round and their ratio, and what the features cost once.
+200 examples and one thread.
 """
 
-import argparse
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from benchmarks.measure import Comparison, alternate, main
 from hyperbloom.client.work.features import features, tail_of
 from hyperbloom.client.work.sgd import FlatPart, Network, train
 from hyperbloom.common.data import Examples
@@ -34,34 +35,36 @@ def backbone(folder: Path) -> Path:
     return folder
 
 
-def main() -> None:
-    """Measure both."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=50)
-    arguments = parser.parse_args()
+def run(quick: bool = False) -> list[Comparison]:
+    """Time rounds of both in turns."""
+    steps, repetitions = (2, 1) if quick else (50, 3)
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         spec = ModelSpec(BACKBONE, "M", (3, 32, 32), CLASSES, "head", str(backbone(Path(folder))))
         module = build(spec)
     data = Examples(torch.randn(EXAMPLES, 3, 32, 32), torch.randint(CLASSES, (EXAMPLES,)))
-    sgd = SGD(arguments.steps, 64, 5e-3, 0.9, 5e-5, 50.0)
+    sgd = SGD(steps, 64, 5e-3, 0.9, 5e-5, 50.0)
     shared, none = FlatPart(module, Layout.of(module)), FlatPart(module, Layout(()))
     tail = tail_of(module, spec.input_shape)
     assert tail is not None
-    start = time.perf_counter()
-    kept = Examples(features(module, data.inputs), data.labels)
-    once = time.perf_counter() - start
-    seconds = []
-    for part, examples in ((module, data), (tail, kept)):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
         start = time.perf_counter()
-        train(Network(part, shared, none), examples, sgd, seed=0)
-        seconds.append(time.perf_counter() - start)
-    whole, head = seconds
-    print(f"features of {EXAMPLES} examples, once: {once:.3f} s")
-    print(f"a round of {arguments.steps} steps: {whole:.3f} s through the backbone, {head:.4f} s on features")
-    print(f"ratio {whole / head:.0f}")
+        kept = Examples(features(module, data.inputs), data.labels)
+        once = time.perf_counter() - start
+        head, whole = (
+            partial(train, Network(part, shared, none), on, sgd, 0) for part, on in ((tail, kept), (module, data))
+        )
+        times, other = alternate(head, whole, repetitions, warm_up=0)
+    finally:
+        torch.set_num_threads(before)
+    conditions = (
+        f"on kept features, against through the backbone; ViT of 6 layers of width 192, {EXAMPLES} images of "
+        f"3 x 32 x 32, {steps} steps with batch 64; {repetitions} rounds each; 1 thread; features once in {once:.1f} s"
+    )
+    return [Comparison.of("head of a frozen backbone", times, other, "s/round", conditions)]
 
 
 if __name__ == "__main__":
-    main()
+    main(run, __doc__)

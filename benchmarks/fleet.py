@@ -4,15 +4,13 @@ The clients are light: threads without torch, some hundred in a process. Each ha
 keeps the secret with which it introduced itself, and answers an order with a stored change of the size of its weights.
 So what is left is the server: TLS, signatures, Flower's state, the wire, and the hypernetwork's LeNet for each.
 
-All clients join at once. Then rounds are played with growing cohorts. The exponent of the growth is that of the
-seconds between the two largest cohorts; 1 is linear.
+All clients join at once. Then rounds are played with growing cohorts, and a client's share of a round is held against
+that in the cohort before it: a ratio of 1 is linear growth.
 
-    python -m benchmarks.fleet [--clients 1000] [--cohorts 10,100,1000] [--rounds 3]
+    python -m benchmarks.fleet [--quick]
 """
 
-import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -28,6 +26,7 @@ from typing import TYPE_CHECKING
 from benchmarks import LEASH
 
 if TYPE_CHECKING:
+    from benchmarks.measure import Comparison
     from hyperbloom.common.wire.orders import Introduction
 
 PER_PROCESS = 250
@@ -37,17 +36,19 @@ IMAGES = 80
 PATIENCE_S = 900.0
 
 
-def main(clients: int, cohorts: Sequence[int], rounds: int) -> list[dict[str, float]]:
-    """Print and return a line of figures for each cohort; the first line is of the stampede."""
+def run(quick: bool = False) -> "list[Comparison]":
+    return measure(20, [5, 20], 1) if quick else measure(1000, [10, 100, 1000], 3)
+
+
+def measure(clients: int, cohorts: Sequence[int], rounds: int) -> "list[Comparison]":
+    """Let all clients join, and play rounds of each cohort."""
     from benchmarks.federation import LENET_FLOATS, Rounds, run_config, write_images
-    from benchmarks.measure import machine
-    from benchmarks.scale import resident
+    from benchmarks.measure import Comparison, timed
     from hyperbloom.common.config import LocalConfig
     from hyperbloom.common.wire.pack import pack
     from hyperbloom.server.access.certificates import init
     from hyperbloom.server.broker.superlink import free_port, superlink
 
-    print(machine(), flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder, address = Path(name), f"127.0.0.1:{free_port()}"
         files = init(folder / "certs", [], days=30)
@@ -65,32 +66,31 @@ def main(clients: int, cohorts: Sequence[int], rounds: int) -> list[dict[str, fl
             go()
             played = Rounds(config, grid, "benchmark")
             seconds, cpu = time.perf_counter() - before, time.process_time() - cpu
-            figures = [{"clients": clients, "joined": seconds, "cpu_ms": 1000 * cpu / clients, "mib": resident()}]
-            print(
-                f"{clients:,} clients joined at once in {seconds:.1f} s: {clients / seconds:.0f} a second, "
-                f"{1000 * cpu / clients:.1f} ms of the server's CPU each; it takes {resident():.0f} MiB",
-                flush=True,
-            )
+            joins = f"{clients:,} light clients, TLS and a key each, joined at once in {seconds:.1f} s"
+            joins += f", {cost(cpu, clients)}"
+            rows: list[Comparison] = []
+            smaller, so_far = [], ""
             for cohort in cohorts:
                 played.run.config = played.run.config.model_copy(update={"cohort": cohort})
                 played.play()
                 cpu = time.process_time()
-                times = [played.play() for _ in range(rounds)]
-                cpu = 1000 * (time.process_time() - cpu) / rounds / cohort
-                middle = statistics.median(times)
-                figures.append({"cohort": cohort, "seconds": middle, "cpu_ms": cpu, "mib": resident()})
-                print(
-                    f"cohort {cohort:,}: {middle:.3f} s a round ({min(times):.3f} to {max(times):.3f}), "
-                    f"{1000 * middle / cohort:.1f} ms a client, {cpu:.1f} ms of the server's CPU; "
-                    f"{LENET_FLOATS:,} floats each way; the server takes {resident():.0f} MiB",
-                    flush=True,
-                )
+                shares = [1000 * timed(played.play) / cohort for _ in range(rounds)]
+                cpu = time.process_time() - cpu
+                each = f"{statistics.median(shares) * cohort / 1000:.3g} s a round, {cost(cpu, rounds * cohort)}"
+                if smaller:
+                    how = f"{each}; {so_far}; {rounds} rounds each; LeNet of {LENET_FLOATS:,} floats each way; {joins}"
+                    name = f"a live client's share of a round, cohort of {cohort:,}"
+                    rows.append(Comparison.of(name, shares, smaller, "ms", how))
+                smaller, so_far = shares, f"'other' is a cohort of {cohort:,}: {each}"
             played.close()
-    if len(cohorts) > 1:
-        small, large = figures[-2:]
-        exponent = math.log(large["seconds"] / small["seconds"]) / math.log(large["cohort"] / small["cohort"])
-        print(f"exponent of the growth from {small['cohort']:,} to {large['cohort']:,}: {exponent:.2f}")
-    return figures
+    return rows
+
+
+def cost(seconds: float, clients: int) -> str:
+    """Return what clients cost the server, which is this process."""
+    from benchmarks.scale import resident
+
+    return f"{1000 * seconds / clients:.1f} ms of the server's CPU a client, its memory {resident():,.0f} MiB"
 
 
 def introduction() -> "Introduction":
@@ -128,10 +128,10 @@ def write_keys(folder: Path, clients: int) -> Path:
 @contextmanager
 def light_clients(address: str, ca: Path, folder: Path, count: int) -> Iterator[object]:
     """Start processes of light clients; yield a function that lets all of them join."""
-    command = [*LEASH, sys.executable, "-m", "benchmarks.fleet", "--serve", address, "--ca", str(ca)]
+    command = [*LEASH, sys.executable, "-m", "benchmarks.fleet", "--serve", address, str(ca), str(folder)]
     processes = []
     for first in range(0, count, PER_PROCESS):
-        words = [*command, "--folder", str(folder), "--range", f"{first},{min(first + PER_PROCESS, count)}"]
+        words = [*command, str(first), str(min(first + PER_PROCESS, count))]
         processes.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
     def go() -> None:
@@ -201,16 +201,9 @@ def live(link: object, name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--cohorts", default="10,100,1000")
-    parser.add_argument("--rounds", type=int, default=3)
-    for flag in ("--serve", "--range"):
-        parser.add_argument(flag, help=argparse.SUPPRESS)
-    for flag in ("--ca", "--folder"):
-        parser.add_argument(flag, type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.serve:
-        serve(args.serve, args.ca, args.folder, *map(int, args.range.split(",")))
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5]), int(sys.argv[6]))
     else:
-        main(args.clients, [int(each) for each in args.cohorts.split(",")], args.rounds)
+        from benchmarks.measure import main
+
+        main(run, __doc__)

@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 from benchmarks import LEASH
 from benchmarks.federation import write_images
 from benchmarks.measure import Comparison, main
@@ -31,9 +33,16 @@ def run(quick: bool = False) -> list[Comparison]:
         client = [*CLIENT, "--device", "cpu", "--data", str(data), "--state-dir", f"{name}/state"]
         alone = [sys.executable, "-c", "import sys, torch; print('', file=sys.stderr, flush=True); sys.stdin.read()"]
         pairs = [(_started(client, "does not answer"), _started(alone, "")) for _ in range(repetitions)]
+    build = "CUDA" if torch.version.cuda else "CPU"
     conditions = f"a client with 800 images against a Python that imports torch; {repetitions} starts each, 1 thread"
     return [
-        Comparison.of(what, [ours[k] for ours, _ in pairs], [other[k] for _, other in pairs], unit, conditions)
+        Comparison.of(
+            f"{what}, torch's {build} build",
+            [ours[k] for ours, _ in pairs],
+            [other[k] for _, other in pairs],
+            unit,
+            conditions,
+        )
         for k, (what, unit) in enumerate((("memory at the hello", "MiB"), ("CPU until the hello", "s")))
     ]
 

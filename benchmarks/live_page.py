@@ -1,12 +1,11 @@
 """The live page of a large run: seconds until a browser shows something, and until everything has been read.
 
-    python -m benchmarks.live_page --clients 10000 --rounds 5000 --cohort 100
+    python -m benchmarks.live_page [--quick]
 
 It needs Chromium and chromedriver. The named alternative is `flower-server watch`, which reads the same folder for a
 terminal.
 """
 
-import argparse
 import io
 import json
 import shutil
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.measure import Comparison, main, timed
 from hyperbloom.common.config import RunConfig, dump_run_config
 from hyperbloom.common.pages.serving import serve_in_child
 from hyperbloom.server.watch.watching import watch
@@ -51,7 +51,9 @@ def in_browser(address: str, last: str) -> tuple[float, float]:
     try:
         begin = time.monotonic()
         driver.get(address)
-        paint = driver.execute_script("return performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        ask = "const [paint] = performance.getEntriesByName('first-contentful-paint'); return paint && paint.startTime"
+        while (paint := driver.execute_script(ask)) is None:
+            time.sleep(0.02)
         while last not in driver.find_element("css selector", "[data-part=head]").text:
             time.sleep(0.05)
         return paint / 1000, time.monotonic() - begin
@@ -59,26 +61,27 @@ def in_browser(address: str, last: str) -> tuple[float, float]:
         driver.quit()
 
 
-def main() -> None:
-    """Write the run, open it twice, and print the seconds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("clients", 10_000), ("rounds", 5_000), ("cohort", 100), ("eval-every", 250)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    flags = parser.parse_args()
+def run(quick: bool = False) -> list[Comparison]:
+    """Write a run, open its page twice, and read it for a terminal."""
+    clients, rounds, cohort, eval_every = (100, 50, 10, 10) if quick else (10_000, 5_000, 100, 250)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         folder.mkdir()
-        size = write_run(folder, flags.clients, flags.rounds, flags.cohort, flags.eval_every)
-        print(f"{flags.clients} clients, {flags.rounds} rounds, {size / 1e6:.0f} MB of lines")
+        size = write_run(folder, clients, rounds, cohort, eval_every)
         with serve_in_child(["hyperbloom.server", "watch", str(folder)], "0") as line:
-            for which in ("first visit", "second visit"):
-                paint, whole = in_browser(line.split()[-1], f"Round {flags.rounds} of {flags.rounds + 1}")
-                print(f"{which}: first paint {paint:.2f} s, all rounds read {whole:.2f} s")
-        begin = time.monotonic()
-        watch(folder, Console(file=io.StringIO()))
-        seconds = time.monotonic() - begin
-        print(f"flower-server watch, without starting: {seconds:.2f} s; first paint takes {paint / seconds:.3f} of it")
+            address, last = line.split()[-1], f"Round {rounds} of {rounds + 1}"
+            visits = [in_browser(address, last) for _ in range(2)]
+        seconds = timed(lambda: watch(folder, Console(file=io.StringIO())))
+    conditions = (
+        f"against flower-server watch, which reads the same for a terminal, without its start; {clients:,} clients, "
+        f"{rounds:,} rounds, cohort {cohort}, {size / 1e6:.0f} MB of lines; headless Chromium"
+    )
+    return [
+        Comparison(f"live page, {what}{visit}", "s", visits[number][k], seconds, conditions)
+        for number, visit in enumerate(("", ", second visit"))
+        for k, what in enumerate(("first paint", "all rounds read"))
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    main(run, __doc__)

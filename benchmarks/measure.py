@@ -1,17 +1,20 @@
 """How two sides are compared: in one process, taking turns A B A B, by their medians; and what is said about it.
 
-Every program here has a function `run(quick)` that returns `Comparison`s, for `run_all` to tabulate, and prints them
-itself when it is started alone.
+Every program here has a function `run(quick)` that returns `Comparison`s, and prints them when it is started. With
+`--record` it appends them to a file of results, from which `recorded.py` makes the tables of the pages.
 """
 
 import argparse
 import importlib.metadata
+import json
 import os
 import platform
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -19,7 +22,7 @@ import torch
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.wire.orders import SGD
 
-__all__ = ["Comparison", "alternate", "children", "cpu_seconds", "machine", "main", "timed"]
+__all__ = ["Comparison", "alternate", "children", "cpu_seconds", "machine", "main", "record", "show", "timed"]
 
 Run = Callable[[bool], list["Comparison"]]
 
@@ -128,15 +131,38 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def main(run: Run, description: str | None) -> None:
-    """Run one program from the command line."""
+def record(path: Path, program: str, where: str, comparisons: Iterable[Comparison]) -> None:
+    """Append a line for each comparison of a program to a file of results; `where` is the machine before the start."""
+    head = {"program": program, "day": f"{datetime.now(UTC):%Y-%m-%d}", "machine": where}
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(head | asdict(comparison)) + "\n" for comparison in comparisons)
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the flags that all programs have."""
     text = (description or "").strip()
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="short settings: to see that it works, not to quote")
-    quick = parser.parse_args().quick
-    print(machine())
-    for comparison in run(quick):
-        print(comparison)
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="append the results, such as to figures/benchmarks.jsonl"
+    )
+    return parser
+
+
+def show(run: Callable[[], list[Comparison]], into: Path | None) -> None:
+    """Run one program, print what it compared, and append it to the file `into`, if there is one."""
+    where = machine()
+    print(where, flush=True)
+    comparisons = run()
+    print(*comparisons, sep="\n")
+    if into:
+        record(into, Path(sys.argv[0]).stem, where, comparisons)
+
+
+def main(run: Run, description: str | None) -> None:
+    """Run one program from the command line."""
+    flags = arguments(description).parse_args()
+    show(lambda: run(flags.quick), flags.record)
 
 
 def sgd_of(local: LocalConfig) -> SGD:

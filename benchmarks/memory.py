@@ -8,7 +8,6 @@ process with the hypernetwork (12.1 million weights, and momentum), which is its
     python -m benchmarks.memory [--quick] [--rounds N]
 """
 
-import argparse
 import os
 import signal
 import statistics
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 from benchmarks import LEASH
 from benchmarks.federation import LENET_FLOATS, write_images
-from benchmarks.measure import Comparison, machine
+from benchmarks.measure import Comparison, arguments, show
 
 CLIENTS = 4
 WARM = 20
@@ -127,12 +126,9 @@ def _footprint(pid: int) -> Footprint:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short settings: to see that it works, not to quote")
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds (default: %(default)s)")
-    args = parser.parse_args()
-    if args.rounds < WARM + WINDOW:
-        parser.error(f"--rounds: expected at least {WARM + WINDOW}, found {args.rounds}")
-    print(machine())
-    for comparison in run(args.quick, args.rounds):
-        print(comparison)
+    flags = parser.parse_args()
+    if flags.rounds < WARM + WINDOW:
+        parser.error(f"--rounds: expected at least {WARM + WINDOW}, found {flags.rounds}")
+    show(lambda: run(flags.quick, flags.rounds), flags.record)

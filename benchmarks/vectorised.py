@@ -53,9 +53,11 @@ def compare(config: RunConfig, folder: Path, repetitions: int) -> Comparison:
     conditions = (
         f"{config.model} on {config.data.name if config.model == 'mlp' else 'images of 3 x 32 x 32'}, "
         f"{config.local.steps} local steps with batches of at most {config.local.batch_size}; {repetitions} rounds "
-        f"each; on {where}, {torch.get_num_threads()} threads"
+        f"each; {torch.get_num_threads()} threads"
     )
-    return Comparison.of(f"{config.clients} clients at once, {config.model}", times, other_times, "s/round", conditions)
+    return Comparison.of(
+        f"{config.clients} clients, {config.model}, on {where}", times, other_times, "s/round", conditions
+    )
 
 
 def rounds(config: RunConfig, folder: Path, vectorise: bool) -> Rounds:

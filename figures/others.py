@@ -1,12 +1,15 @@
 """Hyperbloom beside Flower alone, FL4Health, NVFlare and PFLlib: the table of the README and of the site's first page.
 
-`others.yaml` holds the cells, with a source for each.
+`others.yaml` holds the cells, with a source for each. `{ours}` and `{other}` stand for the seconds of a round over gRPC
+that `benchmarks.round_overhead` measured.
 """
 
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from benchmarks.recorded import only
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,8 +32,12 @@ def table(docs: str) -> str:
     known = read()
     projects: dict[str, Any] = {"Hyperbloom": None} | known["projects"]
     lines = ["| | " + " | ".join(projects) + " |", "|---" * (len(projects) + 1) + "|"]
+    seconds = vars(only("round_overhead"))
     for row in known["rows"]:
-        cells = [f"[{row[name][0]}]({source(project, row[name][1], docs)})" for name, project in projects.items()]
+        told = [
+            (row[name][0].format(**seconds), source(project, row[name][1], docs)) for name, project in projects.items()
+        ]
+        cells = [f"[{text}]({address})" for text, address in told]
         lines.append(f"| {row['about']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -137,7 +137,7 @@ def gains_by_half(device: torch.device) -> bool:
     """Return whether a device multiplies matrices of bfloat16 faster than those of float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return device.type == "cpu" and torch.cpu._is_amx_tile_supported()
+    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
 
 
 def outputs_of(module: nn.Module, inputs: Tensor) -> Tensor:

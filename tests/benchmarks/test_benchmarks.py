@@ -17,6 +17,7 @@ from benchmarks import (
     local_sgd,
     memory,
     on_demand,
+    recorded,
     round_overhead,
     run_all,
     scale,
@@ -26,7 +27,7 @@ from benchmarks import (
     vectorised,
     wire_bytes,
 )
-from benchmarks.measure import Comparison, alternate
+from benchmarks.measure import Comparison, alternate, record
 from benchmarks.textbook import TextbookHypernetwork, TextbookLeNet, TextbookServer
 from hyperbloom.common.config import LocalConfig
 from hyperbloom.common.errors import ConfigError
@@ -50,8 +51,30 @@ def test_turns_alternate_and_medians_make_the_ratio() -> None:
     assert (cost.ours, cost.other, cost.ratio, cost.spread) == (2.0, 8.0, 4.0, (1.0, 3.0, 4.0, 9.0))
     assert Comparison("r", "1/s", 6.0, 2.0, "here", more_is_better=True).ratio == 3.0
     assert str(cost).splitlines()[0] == "c: 4x"
-    page = run_all.page([cost], "the command", "a machine", 1.2)
-    assert "| c | 2 | 8 | s | **4** | here |" in page and "    the command\n" in page
+
+
+def test_a_table_has_the_last_line_of_each_row_and_says_where_it_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, "LINES", tmp_path / "lines.jsonl")
+    rows = {ours: Comparison.of("c", [ours], [8000.0], "s", "here") for ours in (1.0, 2.0)}
+    record(recorded.LINES, "server_step", "2 cores (a processor), load 0.5 at the start", [rows[1.0]])
+    record(recorded.LINES, "memory", "2 cores (a processor), load 1.5 at the start", [rows[1.0]])
+    record(recorded.LINES, "server_step", "2 cores (a processor), load 0.7 at the start", [rows[2.0]])
+    made = recorded.table("server_step", "memory")
+    assert made.splitlines()[2:4] == [
+        "| c | 2 | 8,000 | s | **4,000** | here |",
+        "| c | 1 | 8,000 | s | **8,000** | here |",
+    ]
+    assert "Machine: 2 cores (a processor), load 0.7 to 1.5 before a program; " in made
+    record(recorded.LINES, "memory", "a GPU", [rows[2.0]])
+    assert "(server_step). And: a GPU; " in recorded.table("server_step", "memory")
+    assert recorded.only("memory").ours == 2.0
+
+
+def test_each_program_that_is_run_with_all_is_in_a_table() -> None:
+    made = {name for names in recorded.MADE.values() for name in names} | {"local_limits"}
+    assert made == set(run_all.PROGRAMS)
 
 
 def test_variants_of_a_local_step_train_as_the_one_that_is_shipped() -> None:
@@ -164,11 +187,10 @@ def test_the_programs_that_start_processes_describe_them(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_fifty_light_clients_join_at_once_and_play_rounds_of_two_cohorts(capsys: pytest.CaptureFixture[str]) -> None:
-    joined, few, all_of_them = fleet.main(50, [10, 50], rounds=1)
-    assert joined["clients"] == 50 and (few["cohort"], all_of_them["cohort"]) == (10, 50)
-    assert all(figures["cpu_ms"] > 0 and figures["mib"] > 100 for figures in (joined, few, all_of_them))
-    assert "50 clients joined at once" in capsys.readouterr().out
+def test_fifty_light_clients_join_at_once_and_play_rounds_of_two_cohorts() -> None:
+    (row,) = fleet.measure(50, [10, 50], rounds=1)
+    assert row.name.endswith("cohort of 50") and row.ours > 0 and row.other > 0
+    assert "'other' is a cohort of 10" in row.conditions and "50 light clients" in row.conditions
 
 
 @pytest.mark.slow

@@ -190,7 +190,9 @@ def test_corrupt_cifar_files_are_named_with_their_bytes(tmp_path: Path) -> None:
         (1, idx(np.full(100, 10, np.uint8)), "expected labels from 0 to 9, found label 10 at record 0"),
     ],
 )
-def test_corrupt_idx_files_are_told_in_one_line(tmp_path: Path, number: int, content: bytes, message: str) -> None:
+def test_corrupt_idx_files_are_told_in_one_line(
+    tmp_path: Path, number: int, content: bytes, message: str, torchvision: Any
+) -> None:
     write_idx(tmp_path)
     folder = tmp_path / "MNIST" / "raw"
     (folder / IDX[number]).write_bytes(content)
@@ -199,7 +201,7 @@ def test_corrupt_idx_files_are_told_in_one_line(tmp_path: Path, number: int, con
     assert "\n" not in str(found.value)
 
 
-def test_idx_files_that_are_absent_or_packed_are_told_with_a_way_out(tmp_path: Path) -> None:
+def test_idx_files_that_are_absent_or_packed_are_told_with_a_way_out(tmp_path: Path, torchvision: Any) -> None:
     write_idx(tmp_path)
     (tmp_path / "MNIST" / "raw" / IDX[3]).rename(tmp_path / "MNIST" / "raw" / f"{IDX[3]}.gz")
     with pytest.raises(

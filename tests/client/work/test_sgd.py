@@ -330,5 +330,5 @@ def test_what_is_trained_as_a_whole_is_passed_in_single_precision(monkeypatch: p
 
 
 def test_the_rule_knows_devices() -> None:
-    assert sgd.gains_by_half(torch.device("cpu")) == torch.cpu._is_amx_tile_supported()
+    assert sgd.gains_by_half(torch.device("cpu")) == torch.cpu._is_avx512_bf16_supported()
     assert not sgd.gains_by_half(torch.device("meta"))
