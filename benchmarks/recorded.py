@@ -49,7 +49,8 @@ def where(lines: Iterable[Row]) -> str:
     said, programs = [], len({line["program"] for line in lines})
     for place, rows in places.items():
         loads = sorted(float(found.group(1)) for row in rows if (found := LOAD.search(row["machine"])))
-        load = f", load {loads[0]:g} to {loads[-1]:g} before a program" if loads else ""
+        span = " to ".join(dict.fromkeys(f"{load:g}" for load in (loads[:1] + loads[-1:])))
+        load = f", load {span} before a program" if loads else ""
         days = sorted({row["day"] for row in rows})
         names = (row["name"] if programs == 1 else row["program"] for row in rows)
         which = f" ({'; '.join(dict.fromkeys(names))})" if len(places) > 1 else ""
