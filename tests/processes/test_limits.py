@@ -42,7 +42,7 @@ class Client:
         TaskIdentity.node_id = self.node
         reply = Message(RecordDict({"hyperbloom": ConfigRecord({"values": values})}), reply_to=order)
         TaskIdentity.node_id = server
-        self._connection.send(reply, 0.0)
+        self._connection.send(reply)
 
 
 @contextmanager
