@@ -57,15 +57,15 @@ def compare(client: Client, order: CompareOrder) -> CompareResult:
         trials = dict(_trials(client, order))
     gain, name = _gain(trials, client.test_data, order.metrics[0]), client.settings.client_id
     chosen, text = (gain.chosen, sentence(name, gain, order.metrics[0])) if gain else ("personal", "")
-    why = f"{title_of(order.metrics[0])} cannot be told of its {len(client.test_data)} test examples"
+    why = f"the test examples ({len(client.test_data)}) are too few or too alike for {title_of(order.metrics[0])}"
     why = f"no comparison: {why if 'alone' in trials else 'training alone diverged'}"
     # A line of the log begins with the client's name. The run's id ends with the strategy.
     log.info("%s [run %s]", text.removeprefix(name).lstrip(": ") or why, order.scope.run_id)
     keep_scored(client, order, trials[chosen].tensors, trials[chosen].test, text, lone=chosen == "alone")
-    told = gain if client.settings.disclose_gain else None
-    if told is not None:
-        client.releases.spend("scores", len(told.models))
-    return CompareResult(trials["personal"].val, trials["personal"].test, gain=told)
+    disclosed = client.settings.disclose_gain
+    if disclosed:  # that there is no gain tells something of the examples, too
+        client.releases.spend("scores", len(trials))
+    return CompareResult(trials["personal"].val, trials["personal"].test, gain=gain if disclosed else None)
 
 
 def _trials(client: Client, order: CompareOrder) -> Iterator[tuple[str, _Trial]]:

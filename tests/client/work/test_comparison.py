@@ -305,8 +305,12 @@ def test_a_training_alone_that_diverges_is_no_comparison(
     """Else the site is told a gain over a network that has learned nothing."""
     caplog.set_level(logging.INFO)
     worker = disclosing(make_worker("ward-7"))
-    answer = worker.answer(order(sgd=SGD(**{**STEPS, "learning_rate": 1e30})))
+    diverging = order(sgd=SGD(**{**STEPS, "learning_rate": 1e30}))
+    answer = worker.answer(diverging)
     assert answer.gain is None and answer.test is not None
+    bounded = Worker(dataclasses.replace(worker.settings, max_scores=2))
+    with pytest.raises(HyperbloomError, match="its user allows 2"):  # it tells a server that it diverges
+        bounded.answer(diverging)
     assert "no comparison: training alone diverged [run run-1]" in caplog.messages
     kept, facts = worker.state.load_scored("run-1")
     assert torch.equal(FULL.flatten(kept), SOUND.values) and (facts.gain, facts.private) == ("", "none")
