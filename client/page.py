@@ -53,7 +53,7 @@ def page(folder: Path) -> bytes:
 
 def _is_running(folder: Path) -> bool:
     """Return whether a process runs as this client, which then holds the folder's lock."""
-    with (folder / "lock").open("a") as file:
+    with (folder / "lock").open("r+") as file:
         return not claim(file)
 
 

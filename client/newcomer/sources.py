@@ -94,7 +94,7 @@ class Sources:
         """Return whether the data have all classes of the models on offer, by the same names if both name them."""
         if self.data is None or self.data.num_classes != offer.num_classes:
             return False
-        return None in (meanings := (self.data.meaning, offer.meaning)) or meanings[0] == meanings[1]
+        return self.data.meaning is None or offer.meaning in (None, self.data.meaning)
 
     def class_names(self, offer: Offer) -> tuple[str, ...]:
         """Return the names of the classes; they are numbers unless the data or the schema name all of them."""

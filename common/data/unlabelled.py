@@ -133,12 +133,12 @@ def _known(table: Table, schema: Schema, path: Path) -> Table:
     known = dict(table)
     for column in (one for one in schema.columns if one.kind != "text" and one.name in table):
         cells, words = table[column.name], {*map(plain, (*column.words, *column.missing)), *MISSING}
-        strange = [cell for cell in cells if cell not in words and (column.kind == "category" or not is_number(cell))]
-        if strange:
+        odd = {cell for cell in {*cells} - words if column.kind == "category" or not is_number(cell)}
+        if strange := [cell for cell in cells if cell in odd]:
             what = "no numbers" if column.kind == "number" else "none of the schema's words"
             found = f"{len(strange)} of {len(cells)} cells, such as {strange[0][:80]!r}, are {what}"
             log.warning("%s: column %r: %s; taken as missing", path, column.name, found)
-            known[column.name] = ["" if cell in {*strange} else cell for cell in cells]
+            known[column.name] = ["" if cell in odd else cell for cell in cells]
     return known
 
 

@@ -50,9 +50,9 @@ def ask_gains(run: Run, number: int, rounds: int) -> None:
     def compared(client: Client, order: Order) -> Order:
         if type(order) is not EvaluateOrder:
             return order
-        if (size := client.about.size) not in commons:
-            commons[size] = run.algorithm.common(client)
-        common = commons[size] if order.target.private == "none" else None
+        common, size = None, client.about.size
+        if order.target.private == "none":
+            common = commons[size] = commons[size] if size in commons else run.algorithm.common(client)
         if common and order.weights and torch.equal(common.values, order.weights.values):
             common = None  # the client has it
         return CompareOrder(**vars(order), sgd=sgd, decays=decays, rounds=rounds, common=common)
