@@ -273,7 +273,7 @@ def _cells(answer: dict[str, Any], digits: int) -> dict[str, str]:
     ),
     shared.SIZE,
     shared.VERBOSE,
-    Flag("--client-id", "the name that its token is for", show_default="a random one"),
+    Flag("--client-id", "the name that the token is for", show_default="a random one"),
     Flag("--state-dir", "where privacy spent on these data is entered", type=FOLDER, show_default="per user"),
     _MODEL_OUT,
     example="flower-client join --server gpu-box:9092 --root-certificates ca.pem --key me.pem --data x.npz --out model",
@@ -300,9 +300,7 @@ def _join(ctx: click.Context, /, eps: float | None, delta: float | None, budget:
         if eps is not None and given is not None:
             raise ConfigError(f"--eps: expected no {flag}: which examples it leaves depends on all labels")
     if eps is not None and flags["label"] and not flags["schema"]:
-        raise ConfigError(
-            "--eps: expected --schema with --label: with a schema of its own a server asks for single words"
-        )
+        raise ConfigError("--eps: expected --schema with --label, or a server could ask which words occur")
     if budget is not None and eps is None:
         raise ConfigError("--budget: expected with --eps and --delta; without noise no budget holds")
     if budget is not None and not 0 < budget < float("inf"):

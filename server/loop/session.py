@@ -173,8 +173,8 @@ class Session:
         schema = next((client.about.schema for client in self.roster), None)
         if not known and schema and (columns := read_schema(schema, "the schema").open):
             self._tell(
-                f"little is learned from columns without a scale, {', '.join(columns)[:99]}: give them mean and std in "
-                "the schema, or let clients pass --disclose-moments"
+                f"columns without a scale, from which little is learned: {', '.join(columns)[:99]}; give them mean and "
+                "std in the schema, or let clients pass --disclose-moments"
             )
         setting = self.federation.admission.setting
         if setting is not None and setting.task.standardises and not self.roster.moments:

@@ -180,8 +180,8 @@ class OnDemandService:
             elif asked is Delivery and not isinstance(arrival.content, Failure):
                 kept = FAILED not in arrival.content
                 self.served += kept
-                notice = ("finished", "the model is delivered") if kept else ("refused", "it did not take the model")
-                self._send([(node, Notice(*notice))])
+                what = "the model is delivered" if kept else "it could not use the model; its own log says why"
+                self._send([(node, Notice("finished" if kept else "refused", what))])
         self._deliver(described)
         return len(arrivals)
 

@@ -367,7 +367,11 @@ def test_columns_that_stay_without_a_scale_are_told(
     listener = Listener()
     listener.event = told.append  # type: ignore[method-assign]
     Session(config, inline_grid(config, tmp_path), "run", [listener]).run()
-    assert [line for line in told if line.startswith("little is learned from columns without a scale, age, dose: give")]
+    assert [
+        line
+        for line in told
+        if line.startswith("columns without a scale, from which little is learned: age, dose; give")
+    ]
 
 
 def test_a_client_that_leaves_before_it_is_told_the_scales_is_not_waited_for(

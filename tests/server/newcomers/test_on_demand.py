@@ -347,7 +347,7 @@ def test_a_model_that_a_newcomer_does_not_take_is_not_counted(counter: OnDemandS
     grid.nodes.update({2: (careful := Careful(torch.ones(3))), 3: (other := Visitor(torch.ones(3)))})
     polls(counter, clock)
     assert counter.served == 1
-    assert careful.last == Notice("refused", "it did not take the model")
+    assert careful.last == Notice("refused", "it could not use the model; its own log says why")
     assert other.last == Notice("finished", "the model is delivered")
 
 
