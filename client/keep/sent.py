@@ -60,7 +60,7 @@ class Sent:
             self._ledger["least"] = min(self._noise, self._ledger["least"] or self._noise)
         if score is not None:
             self._ledger["score"] = {**score, "at": now}
-        if now - self._written > 1:
+        if now - self._written > 1 or self._noise is not None:  # the page's epsilon counts what left before a kill
             self.write()
 
     def write(self) -> None:

@@ -179,7 +179,6 @@ class Client:
             raise HyperbloomError(f"the client's own model fails; {where}") from None
 
 
-@lru_cache(256)
 def identity_of(settings: ClientSettings) -> tuple[EllipticCurvePrivateKey | None, frozenset[str] | None]:
     """Return a client's signing key, and the fingerprints of the clients that its user knows; None for either.
 

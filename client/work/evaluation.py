@@ -11,7 +11,7 @@ from hyperbloom.client.work.own_network import tensors_of
 from hyperbloom.client.work.refinement import REFINERS
 from hyperbloom.client.work.scoring import evaluate, settle_norms
 from hyperbloom.common.data import Examples
-from hyperbloom.common.errors import HyperbloomError, WireError
+from hyperbloom.common.errors import HyperbloomError, WireError, attempt, describe
 from hyperbloom.common.models import ALL, FORM, OWN, ModelSpec
 from hyperbloom.common.models.parts import running_norms
 from hyperbloom.common.wire.orders import REFINED, EvaluateOrder, EvaluateResult, SplitScore
@@ -21,11 +21,25 @@ log = logging.getLogger("hyperbloom.client")
 
 @enough_memory()
 def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
-    """Score the order's weights with the private part on validation and test examples."""
+    """Score the order's weights with the private part on validation and test examples.
+
+    Raises:
+        HyperbloomError: the user allows no more scores. The client keeps its own model all the same.
+    """
     network = load(client, order.scope, order.target, order.weights)
     if order.target.private == "copy":
         network.shared.load(network.personal.values)
-    count_score(client, order, network.module)
+    refused, result = attempt(count_score, client, order, network.module), attempt(_score, client, order, network)
+    if isinstance(refused, Exception):  # the server does not learn how the scoring went
+        if isinstance(result, Exception):
+            log.error("the model cannot be scored here: %s", describe(result))
+        raise refused
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _score(client: Client, order: EvaluateOrder, network: Loaded) -> EvaluateResult:
     with client.hide_own_model():
         module, (_, *parts) = personal_model(client, order, network)
         disclose = client.settings.disclose_counts

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import Client, identity_of
 from hyperbloom.client.work.training import train
-from hyperbloom.common.errors import WireError
+from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.methods import Aligned
 from hyperbloom.common.reasons import Reason
@@ -50,7 +50,11 @@ def make_keys(client: Client, order: wire.KeysOrder) -> wire.KeysResult:
 
     A client without its own signing key makes one for the round.
     """
-    key, peers = identity_of(client.settings)
+    try:
+        key, peers = identity_of(client.settings)  # read anew, because its user may have taken somebody off the list
+    except ConfigError as error:
+        log.error("%s", error)  # a path of this machine
+        raise HyperbloomError("the client cannot read its --key or --peers; its log says why") from None
     _rounds[client.settings] = SecureRound(order.run_id, order.round, key or make_key(), peers)
     return _rounds[client.settings].keys()
 

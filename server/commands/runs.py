@@ -117,7 +117,7 @@ def export(
     out = out or run / "models"
     taken = [out / each.client_id for each in clients if (out / each.client_id).exists()]
     if taken:
-        raise ConfigError(f"--out: expected nothing there yet, found {taken[0]}")
+        raise ConfigError(f"--out: expected nothing there yet, found {taken[0]}; delete it, or name another folder")
     folders = {each.client_id: out / each.client_id for each in clients}
     for folder, files in models.write(clients, folders, tuple(names(class_names))):
         print(f"{folder}: {', '.join(files)}", flush=True)

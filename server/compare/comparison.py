@@ -92,7 +92,8 @@ def plan(
     shared: dict[str, Any] = {"gains": values.get("gains", False)}  # the table compares already
     own: dict[str, dict[str, Any]] = {}
     for key, value in overrides.items():
-        first, _, rest = key.partition(".")
+        first = next((name for name in strategies if key.startswith(f"{name}.")), key.partition(".")[0])
+        rest = key[len(first) + 1 :]
         if first in ("strategy", "options", "baselines"):
             raise ConfigError(f"--set {key}: expected --strategies, or STRATEGY.OPTION=VALUE for an option of one")
         if first in RunConfig.model_fields:

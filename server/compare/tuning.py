@@ -64,7 +64,10 @@ def tune(
     `describe` returns the run with some changes, by dotted key. Each setting, budget and seed has a run folder. The
     last settings have so many `rounds`, by default the run's.
     """
-    base, grid = describe({} if rounds is None else {"rounds": rounds}), grid_of(over or USUAL)
+    base, grid = describe({}), grid_of(over or USUAL)
+    if rounds is not None:
+        every = {"eval_every": min(base.eval_every, rounds)} if "eval_every" in base.model_fields_set else {}
+        base = describe({"rounds": rounds, **every})
     settings = [dict(zip(grid, choice, strict=True)) for choice in product(*grid.values())]
     names = [", ".join(f"{key}={value}" for key, value in each.items()) for each in settings]
 
@@ -80,7 +83,7 @@ def tune(
 
     last = [cell for one in range(len(settings)) for cell in cells(one, base.rounds)]
     check_cells(last)
-    with open_comparison(out, {"engine": engine, "seeds": seeds, "over": grid, **base.model_dump(mode="json")}, last):
+    with open_comparison(out, {"engine": engine, "seeds": seeds, "over": names, **base.model_dump(mode="json")}, last):
         rungs = halve(len(settings), base.rounds, score)
         best, highest = max(rungs[base.rounds].items(), key=lambda pair: pair[1])
         if highest == WORST:

@@ -230,10 +230,10 @@ class Director:
         too_late = time.monotonic() >= deadline
         self.federation.post.give_up(letters)
         answered, roster = {client.row for client, _ in accepted}, self.federation.roster
-        for client in (letter.about.client for letter in letters):
+        for client, kind in ((letter.about.client, letter.about.kind) for letter in letters):
             name = client.client_id
             if client.row in answered or name in outcome.refused:
-                if isinstance(ask, Train):  # who evaluates in time may still be too slow to train
+                if issubclass(kind, TrainOrder):  # who evaluates in time may still be too slow to train
                     roster.conduct.in_time(name)
                 continue
             outcome.leave_out(client, Reason.NO_REPLY, "no reply")

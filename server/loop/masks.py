@@ -143,7 +143,8 @@ class _MaskedTraining:
         self.config, self.outcome, self.blame, self.wanted = config, outcome, blame, wanted
         self.run_id, self.number = turn.scope.run_id, turn.number
         self.cohort = wanted.clients
-        self.threshold = protocol.threshold_of(len(self.cohort), config.min_replies)
+        # Of the configured cohort, not of those that are here: clients with --min-masked refuse a smaller one.
+        self.threshold = min(len(self.cohort), protocol.threshold_of(config.cohort, config.min_replies))
         self.clients: dict[int, Client] = {client.row: client for client in self.cohort}
         self._seen: set[bytes] = set()  # keys received so far
 

@@ -11,6 +11,7 @@ from hyperbloom.common.config import FEWEST_CLIENTS, RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.reasons import Reason
+from hyperbloom.common.secrecy.masks import threshold_of
 from hyperbloom.common.wire.orders import Scope
 from hyperbloom.server.loop.exchange import Director, Evaluated, Outcome
 from hyperbloom.server.loop.federation import Federation
@@ -24,7 +25,8 @@ from hyperbloom.strategies.turn import Evaluation, Turn
 FRUITLESS_ROUNDS = 10
 NEVER_EVALUATED = (
     "no round can be selected: in none was the selecting metric known on validation examples. Either no client could "
-    "be evaluated (the log has each client's reason), or it is undefined for all (select names another)"
+    "be evaluated (the log has each client's reason; with --min-masked or --min-noise, --max-scores N allows "
+    "some), or it is undefined for all (select names another)"
 )
 
 Save = Callable[[Progress], None]
@@ -64,9 +66,14 @@ class Run:
         """Return whether a client may be in a cohort."""
         return self.algorithm.trains(client) and not self.config.is_novel(client.row)
 
-    def can_go_on(self) -> bool:
-        """Return whether enough clients are here, or waiting brings no more: a quarantine ends after rounds."""
-        roster, least = self.federation.roster, FEWEST_CLIENTS if self.masked else 1
+    def can_go_on(self, fruitless: int = 0) -> bool:
+        """Return whether enough clients are here, or waiting brings no more: a quarantine ends after rounds.
+
+        After masked rounds that brought nothing, as many must be here as stay to the end of a whole cohort.
+        """
+        roster, config, least = self.federation.roster, self.config, FEWEST_CLIENTS if self.masked else 1
+        if self.masked and fruitless:
+            least = threshold_of(config.cohort, config.min_replies)
         held = partial(roster.conduct.in_quarantine, round_number=self.federation.round)
         here = self.candidates()
         return len(here) >= least or all(c in here or held(c.client_id) for c in roster if self.may_train(c))
@@ -137,7 +144,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
         start, outcome = time.perf_counter(), Outcome()
         federation.post.take_traffic()  # discard the traffic of the last evaluation
         federation.round = number
-        federation.gather(1, config.join_timeout_s, run.can_go_on)
+        federation.gather(1, config.join_timeout_s, partial(run.can_go_on, fruitless))
         useful = number == 0 or run.train(number, outcome)
         fruitless = 0 if useful else fruitless + bool(outcome.refused)  # if all are in quarantine, nobody was asked
         elapsed = time.perf_counter() - begin

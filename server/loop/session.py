@@ -139,7 +139,7 @@ class Session:
         try:
             selection = (run_asynchronously if config.asynchronous else run_rounds)(run, done, save)
         except Fruitless as error:
-            if phase == 0 or error.best is None or error.reason is not Reason.DIVERGED:
+            if phase == 0 or error.best is None or error.reason not in (Reason.DIVERGED, Reason.FORBIDDEN):
                 raise
             self._tell(f"{config.strategy}: {error}; round {error.best.round}, which it had selected, stands")
             selection = error.best

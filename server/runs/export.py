@@ -137,8 +137,8 @@ class Export:
             "examples": f"{client.about.train_examples} for training, on the client",
             f"test {title_of(metric)}": scored,
         }
-        noisy = self.trained.config.privacy.where == "client"
-        change = "what its local training made of them, " + ("with noise" if noisy else "with the mean training loss")
+        extras = {"none": ", with the mean training loss", "client": ", with noise", "server": ""}
+        change = "what its local training made of them" + extras[self.trained.config.privacy.where]
         told = [words for key, words in _TOLD.items() if getattr(client.about, key)]
         told += ["test metrics of all models that it compared, and its gain"] if answer else []
         sent = (

@@ -15,7 +15,7 @@ import torch
 from figures.pfl_client import ErrorsOrder, MomentsOrder, TryOrder
 from hyperbloom.client.keep.releases import MOST_CHANGES, Releases
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.work import training
+from hyperbloom.client.work import evaluation, training
 from hyperbloom.common.errors import ConfigError, HyperbloomError, WireError, attempt
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import FedRep
@@ -102,6 +102,19 @@ def _many(order: EvaluateOrder) -> EvaluateOrder:
 def _initial(model: str) -> Weights:
     spec = ModelSpec(model, "M", (1, 8, 8), 10)
     return Weights(full_layout(spec), full_layout(spec).flatten(dict(build(spec).named_parameters())))
+
+
+def test_a_model_whose_score_is_refused_is_its_users_and_how_it_went_is_told_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = make(tmp_path, min_masked=4)
+    with pytest.raises(HyperbloomError, match=NO_SCORES):
+        worker.answer(evaluate_order("head"))
+    assert list((tmp_path / "a" / "scored").glob("*.safetensors"))
+    monkeypatch.setattr(evaluation, "evaluate", lambda *arguments: 1 // 0)
+    with pytest.raises(HyperbloomError, match=NO_SCORES):
+        worker.answer(evaluate_order("head"))
+    assert "the model cannot be scored here: ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize("way", scores())

@@ -598,7 +598,13 @@ def test_a_client_signs_with_its_own_key_if_it_has_one(tmp_path: Path) -> None:
     assert worker.answer(KeysOrder("run", 1)).identity == public_der(key)
     with pytest.raises(WireError, match=r"\(--peers\), found SHA256:"):
         worker.answer(in_place(four, worker))
+    (tmp_path / "peers").write_text(f"ward-8 {fingerprint_of_der(four.order.agreement.identities[1])} 2026-01-01\n")
+    with pytest.raises(WireError, match=r"\(--peers\), found SHA256:") as found:  # the file is read anew
+        worker.answer(in_place(four, worker))
+    assert fingerprint_of_der(four.order.agreement.identities[1]) not in str(found.value)
     (tmp_path / "peers").write_text("nobody")
+    with pytest.raises(HyperbloomError, match=r"^the client cannot read its --key or --peers; its log says why$"):
+        worker.answer(KeysOrder("run", 1))
     with pytest.raises(ConfigError, match="--peers: expected fingerprints"):
         Worker(replace(settings, client_id="d"))
     with pytest.raises(ConfigError, match="--peers: expected with --key"):

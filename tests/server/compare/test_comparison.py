@@ -374,6 +374,12 @@ def test_each_strategy_gets_its_own_options_and_no_others() -> None:
     assert same[0] == same[1] == same[2]
 
 
+def test_an_option_of_a_strategy_in_a_package_is_its_own() -> None:
+    names = ("figures.scaled:PFedHNScaled", "pfedhn")
+    cells = plan(Path("x"), names, 1, {}, {f"{names[0]}.clip": 2.0}, "run.yaml")
+    assert [cell.config.options for cell in cells] == [{"clip": 2.0}, {}]
+
+
 def test_the_files_options_are_those_of_its_strategy() -> None:
     pfedhn, local = planned({"strategy": "pfedhn", "options": {"momentum": 0.5, "clip": 1.0}}, pfedhn__clip=2.0)
     assert (pfedhn.options, local.options) == ({"momentum": 0.5, "clip": 2.0}, {})

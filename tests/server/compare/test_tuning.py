@@ -205,6 +205,16 @@ def test_a_search_that_was_stopped_goes_on_and_ends_alike(
         assert (here / name).read_text() == (out / name).read_text()
     assert tune(here, *WHOLE, "--over", "local.steps=3,4") == 2
     assert "was begun with over" in capsys.readouterr().err
+    turned = [word for word in WHOLE if word not in OVER] + [OVER[2], OVER[3], OVER[0], OVER[1]]
+    assert tune(here, *turned) == 2  # its folders are numbered in another order
+    assert "was begun with over" in capsys.readouterr().err
+
+
+def test_a_search_may_be_shorter_than_the_rounds_between_evaluations_of_the_run(tmp_path: Path) -> None:
+    flags = [*FLAGS, "--set", "rounds=20", "--set", "eval_every=5", "--over", "local.batch_size=8,16", "--rounds", "2"]
+    assert tune(tmp_path / "out", *flags) == 0
+    found = load_run_config(tmp_path / "out/tuned.yaml", {})
+    assert (found.rounds, found.eval_every) == (20, 5)
 
 
 def test_a_setting_that_cannot_be_trained_loses_and_if_none_can_that_is_an_error(

@@ -247,6 +247,43 @@ def test_with_fewer_than_three_here_no_round_goes_by_before_another_comes() -> N
     assert not crew.grid.sent(KeysOrder)
 
 
+def left_by(crew: Crew, count: int) -> Crew:
+    """Let the last `count` clients leave."""
+    for client in list(crew.inline.roster)[-count:]:
+        crew.inline.roster.leave(crew.inline.roster.node_of(client) or 0)
+    return crew
+
+
+def test_while_one_is_away_the_others_keep_the_threshold_of_a_whole_cohort() -> None:
+    """Clients with --min-masked refuse a smaller one."""
+    crew = left_by(Crew(6), 1)
+    crew.run()
+    assert {order.agreement.threshold for order in crew.grid.sent(SharesOrder)} == {threshold_of(6, 0.0)}
+    assert threshold_of(5, 0.0) == threshold_of(6, 0.0) == 4
+    crew = left_by(Crew(4, min_replies=0.8), 1)
+    crew.run()
+    assert {order.agreement.threshold for order in crew.grid.sent(SharesOrder)} == {3}  # not more than are here
+    crew = left_by(Crew(6, min_replies=0.8), 1)
+    crew.run()
+    assert {order.agreement.threshold for order in crew.grid.sent(SharesOrder)} == {5}
+
+
+def test_after_a_masked_round_that_brought_nothing_more_clients_are_waited_for() -> None:
+    crew = left_by(Crew(6, rounds=20, eval_every=20, min_replies=1.0, join_timeout_s=0.2), 1)
+    crew.fails = {("c1", MaskedOrder)}
+    with pytest.raises(CohortError, match=r"^too few of the clients that are here can be trained, and no other came"):
+        crew.run()
+    assert {order.round for order in crew.grid.sent(KeysOrder)} == {1}
+
+
+def test_who_trains_in_time_under_masks_has_no_missed_deadlines() -> None:
+    crew = Crew(4)
+    for _ in range(PATIENCE - 1):
+        assert crew.inline.roster.conduct.missed("c2", 0) is None
+    crew.run()
+    assert crew.inline.roster.conduct.missed("c2", 1) is None
+
+
 def test_while_a_quarantine_leaves_fewer_than_three_rounds_are_dropped_until_it_ends() -> None:
     crew = Crew(3)
     for _ in range(PATIENCE):

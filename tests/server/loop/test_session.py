@@ -16,8 +16,9 @@ from hyperbloom import __version__
 from hyperbloom.client.work import together, training
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
-from hyperbloom.common.errors import CohortError, ConfigError
+from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError
 from hyperbloom.common.files.storage import write_json, write_tensors
+from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Notice, TrainOrder, TrainResult
 from hyperbloom.common.wire.pack import unpack
 from hyperbloom.server.grids.engine import inline_grid
@@ -153,12 +154,14 @@ def test_orders_say_to_which_rounds_the_run_may_go_back(config: RunConfig, watch
 
 
 @pytest.fixture
-def diverges(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return what lets every training of a strategy diverge, from its third round on."""
+def diverges(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return what lets every training of a strategy diverge, or be forbidden, from its third round on."""
 
-    def begin(name: str) -> None:
+    def begin(name: str, allowed: bool = True) -> None:
         def conclude(client: Any, order: TrainOrder, network: Any, loss: float, seconds: float) -> TrainResult:
             broken = order.scope.run_id == f"run-{name}" and order.scope.round > 2
+            if broken and not allowed:
+                raise HyperbloomError("its user allows no more", reason=Reason.FORBIDDEN)
             return whole(client, order, network, math.nan if broken else loss, seconds)
 
         whole = training.conclude
@@ -168,11 +171,13 @@ def diverges(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return begin
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_baseline_that_diverges_keeps_what_it_selected_and_the_others_follow(
-    asynchronous: bool, config: RunConfig, watched: WatchedGrid, diverges: Callable[[str], None]
+@pytest.mark.parametrize(
+    ("asynchronous", "why"), [(False, "training diverged"), (True, "training diverged"), (False, "allows no more")]
+)
+def test_a_baseline_that_nobody_trains_keeps_what_it_selected_and_the_others_follow(
+    asynchronous: bool, why: str, config: RunConfig, watched: WatchedGrid, diverges: Callable[..., None]
 ) -> None:
-    diverges("local")
+    diverges("local", allowed=why != "allows no more")
     told: list[str] = []
     listener = Listener()
     listener.event = told.append  # type: ignore[method-assign]
@@ -181,7 +186,7 @@ def test_a_baseline_that_diverges_keeps_what_it_selected_and_the_others_follow(
     results = Session(run, watched, "run", [listener]).run()
     assert list(results) == ["pfedhn", "local", "fedper"] and results["local"].round == 2
     (line,) = [line for line in told if line.startswith("local: no usable reply ")]
-    assert "training diverged" in line and line.endswith("; round 2, which it had selected, stands")
+    assert why in line and line.endswith("; round 2, which it had selected, stands")
     rounds = {order.scope.round for order in watched.of(TrainOrder) if order.scope.run_id == "run-fedper"}
     assert rounds == {*range(1, 21)}
 
