@@ -11,8 +11,6 @@ A client computes 2 K gradients in a round, on the same batches for both models.
 clipped, keeps its momentum, and is evaluated. A client that never trained evaluates the global model.
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from hyperbloom.common import methods
@@ -30,5 +28,5 @@ class Ditto(FedAvg):
     """FedAvg, and a personal model on each client that is tied to the global one."""
 
     options: DittoOptions
-    method_type: ClassVar[type[methods.Method]] = methods.Ditto
-    private: ClassVar[str] = "copy"
+    method_type = methods.Ditto
+    private = "copy"

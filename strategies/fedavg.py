@@ -22,9 +22,9 @@ from hyperbloom.strategies.exchange import Client, Update
 class FedAvg(Algorithm):
     """The same weights for everyone, averaged by number of training examples."""
 
-    reply: ClassVar[str] = "weights"
+    reply = "weights"
     noise_at: ClassVar[tuple[str, ...]] = ("client", "server")
-    sums: ClassVar[bool] = True
+    sums = True
     keeps_sent = False
     method_type: ClassVar[type[Method] | None] = None
     """The method of local training, whose values are options of the same names; None: plain SGD."""

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -165,9 +165,9 @@ class FedHeNN(_OverReference):
     """FedHeNN: networks of any architecture, aligned in their representations of common inputs."""
 
     options: FedHeNNOptions
-    private: ClassVar[str] = "all"
-    reply: ClassVar[str] = "nothing"
-    own_models: ClassVar[Literal["no", "may", "must"]] = "may"
+    private = "all"
+    reply = "nothing"
+    own_models = "may"
     _target: Tensor | None = None  # factor of this round's mean kernel matrix
 
     def weights(self, clients: Sequence[Client]) -> None:
@@ -214,9 +214,9 @@ class FedHeNNHomogeneous(_OverReference, FedAvg):
     """FedAvg whose clients stay aligned with the global model from which they start."""
 
     options: FedHeNNHomogeneousOptions
-    private: ClassVar[str] = "copy"
-    noise_at: ClassVar[tuple[str, ...]] = ()
-    sums: ClassVar[bool] = False
+    private = "copy"
+    noise_at = ()
+    sums = False
 
     def recipe(self, number: int) -> Recipe:
         """Align; clients keep what they trained if it is to be scored."""

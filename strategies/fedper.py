@@ -7,12 +7,10 @@ https://arxiv.org/abs/1912.00818.
     server:  body <- sum_i n_i body_i / sum_i n_i
 """
 
-from typing import ClassVar
-
 from hyperbloom.strategies.fedavg import FedAvg
 
 
 class FedPer(FedAvg):
     """A shared body, averaged, and a personal head, trained together."""
 
-    private: ClassVar[str] = "head"
+    private = "head"

@@ -10,8 +10,6 @@ The gradient of the term is added to that of the loss before clipping. With
 `mu: 0` it equals FedAvg to the bit. The paper's variable amounts of local work are not implemented.
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from hyperbloom.common import methods
@@ -29,4 +27,4 @@ class FedProx(FedAvg):
     """FedAvg with a proximal term in the local loss."""
 
     options: FedProxOptions
-    method_type: ClassVar[type[methods.Method]] = methods.FedProx
+    method_type = methods.FedProx

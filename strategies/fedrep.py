@@ -30,5 +30,5 @@ class FedRep(FedAvg):
     """A shared body, averaged, and a personal head that is trained before it."""
 
     options: FedRepOptions
-    private: ClassVar[str] = "head"
+    private = "head"
     method_type: ClassVar[type[methods.Method]] = methods.FedRep

@@ -24,7 +24,7 @@ constants and have similar latents, so generation is ill-conditioned and the wei
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -65,7 +65,7 @@ class _GraphStrategy(Algorithm):
     """The part that both placements share: the hypernetwork, and its growth with the clients."""
 
     options: GHNOptions
-    own_models: ClassVar[Literal["no", "may", "must"]] = "must"
+    own_models = "must"
     hypernetwork: GraphHypernetwork
 
     def check(self) -> None:
@@ -185,10 +185,10 @@ def disclosed_graph(about: Introduction) -> Graph:
 class GHN(_GraphStrategy):
     """HAFL-GHN: a graph hypernetwork travels and writes each client's own model there; no graph leaves a client."""
 
-    reply: ClassVar[str] = "weights"
-    asks: ClassVar[str] = "types"
-    noise_at: ClassVar[tuple[str, ...]] = ("client",)
-    sums: ClassVar[bool] = True
+    reply = "weights"
+    asks = "types"
+    noise_at = ("client",)
+    sums = True
 
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Refuse a client that does not name its parts where masks or noise hide which of them it has changed."""
@@ -252,8 +252,8 @@ class GHNServer(_GraphStrategy):
 
     options: GHNServerOptions
     keeps_sent = False
-    asks: ClassVar[str] = "graph"
-    noise_at: ClassVar[tuple[str, ...]] = ("client",)
+    asks = "graph"
+    noise_at = ("client",)
 
     def types_of(self, about: Introduction) -> set[LayerType]:
         """Return the layer types of the client's graph."""

@@ -28,7 +28,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -74,8 +74,8 @@ class ODPFL(PFedHN):
     """Weights on demand, from an encoder on the client and a hypernetwork on the server (algorithm 1)."""
 
     options: ODPFLOptions
-    asynchronous: ClassVar[bool] = False
-    noise_at: ClassVar[tuple[str, ...]] = ()
+    asynchronous = False
+    noise_at = ()
     encoder: ServerEncoder
 
     def check(self) -> None:

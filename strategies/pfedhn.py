@@ -123,7 +123,7 @@ class PFedHN(Algorithm):
 
     options: PFedHNOptions
     learner: HypernetworkLearner
-    asynchronous: ClassVar[bool] = True
+    asynchronous = True
     noise_at: ClassVar[tuple[str, ...]] = ("client",)
 
     def check(self) -> None:
@@ -346,4 +346,4 @@ class PFedHNPC(PFedHN):
     """pFedHN with a personal classifier: h writes the feature extractor, the last layer never leaves the client."""
 
     options: PFedHNPCOptions
-    private: ClassVar[str] = "head"
+    private = "head"
