@@ -60,11 +60,11 @@ def threshold_of(clients: int, share: float) -> int:
 
 @dataclass(frozen=True)
 class Scale:
-    """Fixed-point numbers for changes: multiples of `step`, weighted by examples, whose sum cannot overflow.
+    """Fixed-point numbers for changes: multiples of a step, weighted by examples, whose sum cannot overflow.
 
-    A client with weight w_i of at most W sends `round(w_i / W * change / step)`, at most `limit` in size. For m clients
-    whose changes are within `bound`, the rounding error of the mean is at most `step / 2 * m W / sum_i w_i` in each
-    coordinate.
+    With `step = bound / limit`, a client with weight w_i of at most W sends `round(w_i / W * change / step)`, at most
+    `limit` in size. For m clients whose changes are within `bound`, the rounding error of the mean is at most
+    `step / 2 * m W / sum_i w_i` in each coordinate.
 
     Attributes:
         clients: most clients in the sum.
@@ -87,11 +87,6 @@ class Scale:
     def limit(self) -> int:
         """Largest number that a client sends."""
         return _REACH // self.clients
-
-    @property
-    def step(self) -> float:
-        """Value of the number 1 for a client of the largest weight W."""
-        return self.bound / self.limit
 
     @property
     def whole(self) -> int:

@@ -162,7 +162,7 @@ def test_masked_words_are_noise_until_all_masks_are_off(four: Four) -> None:
         assert looks_random(part) == (len(known) < COUNT - 1)
     clear = part.view(np.int32)
     scale = sa.Scale(COUNT, 8.0, 10)
-    assert set(clear[:-1]) == {round(0.25 / scale.step)} and clear[-1] == round(scale.limit / 64)
+    assert set(clear[:-1]) == {round(0.25 / (scale.bound / scale.limit))} and clear[-1] == round(scale.limit / 64)
 
 
 def told_of(four: Four) -> bytes:

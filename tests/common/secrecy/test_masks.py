@@ -218,7 +218,7 @@ def test_a_mean_of_words_keeps_to_its_bound(counts: tuple[int, ...]) -> None:
     words = [scale.encode(change, weight) for change, weight in zip(changes, weights, strict=True)]
     mean = scale.decode(np.sum(words, axis=0, dtype=np.uint32), sum(weights))
     exact = np.average(changes, axis=0, weights=weights)
-    bound = scale.step / 2 * len(counts) * scale.whole / sum(weights)
+    bound = scale.bound / scale.limit / 2 * len(counts) * scale.whole / sum(weights)
     assert np.abs(mean - exact).max() <= bound * (1 + 1e-9)
     assert np.abs(mean - exact).max() > bound / 100, "the bound is of the right size"
     if max(counts) < scale.limit:

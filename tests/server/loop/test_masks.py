@@ -103,7 +103,7 @@ class Crew:
         assert self.sent is not None
         counts = {name: self.abouts[name].train_examples for name in self.names}
         members = [name for name in self.names if (name, KeysOrder) not in self.fails]
-        step = Scale(len(members), 8.0, 1).step
+        step = 8.0 / Scale(len(members), 8.0, 1).limit
         most, total = max(counts[name] for name in members), [0] * self.sent.numel()
         for name in names:
             # What arrives at the client is the weight after its training, in float32.
@@ -180,7 +180,7 @@ def test_the_result_is_the_average_over_those_whose_change_has_come(
     members = count - sum(kind == KeysOrder for kind in gone.values())
     counts = [crew.abouts[name].train_examples for name in summed]
     most = max(crew.abouts[name].train_examples for name in crew.names if gone.get(name) != KeysOrder)
-    bound = Scale(members, 8.0, 1).step / 2 * len(summed) * most / sum(counts)
+    bound = 8.0 / Scale(members, 8.0, 1).limit / 2 * len(summed) * most / sum(counts)
     rounding = 4e-7 * float(crew.plain(summed).abs().max())
     assert float((crew.algorithm.global_weights - crew.plain(summed)).abs().max()) <= bound + rounding
     assert float((crew.algorithm.global_weights - before).abs().max()) > 1000 * (bound + rounding), "it learns at all"
