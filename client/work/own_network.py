@@ -1,7 +1,4 @@
-"""A client's own model: its graph, which stays on the client, and its weights from a graph hypernetwork.
-
-Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using Graph
-HyperNetworks, 2022, https://arxiv.org/abs/2201.08459.
+"""A client's own model: its graph, which stays on the client, and its weights from a graph hypernetwork (HAFL-GHN).
 
     strategy ghn          the parts of the hypernetwork that the graph needs arrive; the client generates w = GHN(graph)
                           at every step, and SGD updates the hypernetwork's parameters

@@ -1,8 +1,7 @@
 """FedHeNN on the client: the reference set on its disk, and its network's representations of it.
 
-Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
-https://arxiv.org/abs/2202.07757. The network stays on the client. Only a factor of the kernel matrix of its
-representations leaves, and the represented inputs are public.
+The network stays on the client. Only a factor of the kernel matrix of its representations leaves, and the represented
+inputs are public. strategies/fedhenn.py has the formulas.
 """
 
 import torch

@@ -1,9 +1,6 @@
 """Protection around an algorithm's exchanges: compression and noise. The algorithm knows of neither.
 
-    client   delta_i' = clip(delta_i) + N(0, (z C)^2 I)             on the client, before anything leaves it
-    server   w <- w + (sum_i clip(delta_i) + N(0, (z C)^2 I)) / m   m the configured cohort, however many answer
-
-See common/secrecy/noise.py for the guarantees, masks.py for secure aggregation.
+See common/secrecy/noise.py for the formulas of both places and the guarantees, masks.py for secure aggregation.
 """
 
 from collections.abc import Sequence

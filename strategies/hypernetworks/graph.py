@@ -1,8 +1,6 @@
 """The server's half of HAFL-GHN: average the clients' replies part by part, or take a step towards them.
 
-Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using Graph
-HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, algorithm 1. The hypernetwork is in `common/graphs`, because it
-also runs on clients.
+strategies/ghn.py has the formulas. The hypernetwork is in `common/graphs`, because it also runs on clients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +23,6 @@ def split_parts(layout: Layout, values: Tensor) -> dict[str, Tensor]:
 
 def average_parts(replies: Sequence[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
     """Average every part over the clients that trained it, weighted by their examples.
-
-    The paper averages the copies of all clients. A part would then be held back by clients that never used it.
 
     `replies` has for each client its number of examples (above zero) and the flat parts that it trained.
     """
