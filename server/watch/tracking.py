@@ -20,9 +20,9 @@ from typing import Any
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.plugins import Plugin, find_plugin, plugins
-from hyperbloom.server.live.run import CHUNK, LiveRun
+from hyperbloom.server.live.run import CHUNK
 from hyperbloom.server.runs.lines import METRICS, REPORT, Line, Tail, phase_folder
-from hyperbloom.server.runs.recorded import read_config, read_summary
+from hyperbloom.server.runs.recorded import has_ended, read_config, read_summary
 
 BUILT_IN = {
     name: Plugin(name, f"hyperbloom.server.watch.trackers:{kind}", "hyperbloom")
@@ -103,14 +103,12 @@ def follow(folder: Path, spec: str, going: Callable[[], bool]) -> None:
                 trackers[name].rounds(lines)
                 more = True
         time.sleep(LOOK_EVERY_S if more else 0)
-    run = LiveRun(folder)
-    run.look(float("inf"))
+    complete, summary = has_ended(folder), read_summary(folder)
     places = {"folder": folder, "report": folder / REPORT, "models": folder / "models"}
     files = {name: place.resolve().as_uri() for name, place in places.items() if place.exists()}
-    summary = read_summary(folder)
     for name, tracker in trackers.items():
         selected = {**summary[name].metrics, "round": summary[name].round} if name in summary else {"round": 0}
-        tracker.end(run.state == "complete", {f"selected/{key}": value for key, value in selected.items()}, files)
+        tracker.end(complete, {f"selected/{key}": value for key, value in selected.items()}, files)
 
 
 def _subjects(folder: Path) -> dict[str, Subject]:
