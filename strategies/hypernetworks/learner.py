@@ -184,7 +184,8 @@ class HypernetworkLearner:
             with torch.no_grad():
                 gram = self.hypernetwork.gram(self._features(cohort))
                 gradient = -(self._share_out(gram)[-1] @ torch.stack([each.delta for each in cohort]).to(gram))
-        self._backward(reply, gradient)
+        features = self._features([reply])
+        self._backward_heads(features, features.new_ones(1), reply.size, gradient[None].to(self._device))
         self._step([reply.row])
 
     def _proximal(self, replies: Sequence[Reply]) -> None:
@@ -216,11 +217,6 @@ class HypernetworkLearner:
     def _features(self, replies: Sequence[Reply]) -> Tensor:
         rows = torch.tensor([reply.row for reply in replies], device=self._device)
         return self.hypernetwork.features(self.table(rows), replies[0].size)
-
-    def _backward(self, reply: Reply, gradient: Tensor) -> None:
-        """Add the vector-Jacobian product of `h(v)` with `gradient` `(P,)` to `.grad`."""
-        features = self._features([reply])
-        self._backward_heads(features, features.new_ones(1), reply.size, gradient[None].to(self._device))
 
     def _backward_mixed(self, replies: Sequence[Reply], mixing: Callable[[Tensor], Tensor]) -> None:
         """Add the vector-Jacobian product with `-M @ deltas` of replies of one size, `M = mixing(K)` `(C, C)`.
