@@ -8,7 +8,7 @@ It holds no secret, only digests of secrets. Tokens are random, so their digests
 import datetime as dt
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from hyperbloom.common.errors import ConfigError
@@ -78,11 +78,10 @@ class Invitations:
             ConfigError: the token is unknown, used up, over or another client's, or the registry refuses name or key.
         """
         with locked(self.path):
-            invitations = list(self.all())
-            at = next((at for at, each in enumerate(invitations) if each.digest == _digest(secret)), None)
-            if at is None:
+            invitations = {each.digest: each for each in self.all()}
+            found = invitations.get(_digest(secret))
+            if found is None:
                 raise ConfigError("its token is unknown")
-            found = invitations[at]
             if found.uses < 1:
                 raise ConfigError("its token was used before")
             if found.is_over:
@@ -92,10 +91,10 @@ class Invitations:
             if parse_public_key(public_key.encode(), "its key") != public_key:
                 raise ConfigError("its key: expected PEM as flower-client writes it")  # or the registry is damaged
             ClientRegistry(self._files.clients).add(name, public_key)
-            invitations[at] = replace(found, uses=found.uses - 1)
-            self._write(invitations)
+            invitations[found.digest] = replace(found, uses=found.uses - 1)
+            self._write(invitations.values())
 
-    def _write(self, invitations: Sequence[Invitation]) -> None:
+    def _write(self, invitations: Iterable[Invitation]) -> None:
         kept = [each for each in invitations if dt.datetime.fromisoformat(each.until) + KEPT > _now()]
         write_json(self.path, {"invitations": [asdict(each) for each in kept]}, mode=0o600)
 
