@@ -27,7 +27,7 @@ from hyperbloom.common.secrecy.keys import check_private, make_key, read_private
 
 CA_DAYS, SERVER_DAYS = 3650, 365
 _Party = tuple[x509.Name, ec.EllipticCurvePrivateKey]
-_Extension = x509.ExtensionType
+_CRITICAL = (x509.BasicConstraints, x509.KeyUsage)
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # for the clients of this machine
 
 
@@ -43,9 +43,9 @@ class Certificates:
         self.clients = self.folder / "clients.json"  # the registry of clients' keys
 
     @property
-    def begun(self) -> bool:
-        """Whether any certificate or key is there."""
-        return any(path.exists() for path in (self.ca, self.ca_key, self.server, self.server_key))
+    def there(self) -> list[str]:
+        """The names of the certificates and keys that exist."""
+        return [path.name for path in (self.ca, self.ca_key, self.server, self.server_key) if path.exists()]
 
 
 def own_addresses() -> list[str]:
@@ -68,18 +68,17 @@ def init(folder: Path, hosts: Sequence[str], days: int = SERVER_DAYS, force: boo
     _alternatives(hosts)  # may raise, so do it before writing
     if files.ca.is_file() and files.ca_key.is_file() and not files.server.exists() and not force:
         return renew(folder, hosts, days)  # it was stopped in the middle
-    there = [path.name for path in (files.ca, files.ca_key, files.server, files.server_key) if path.exists()]
-    if there and not force:
+    if files.there and not force:
         raise ConfigError(
-            f"{folder} holds {', '.join(there)} already; `certs renew` makes a new server certificate of the same CA, "
-            "--force a new CA, which every client then needs"
+            f"{folder} holds {', '.join(files.there)} already; `certs renew` makes a new server certificate of the "
+            "same CA, --force a new CA, which every client then needs"
         )
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     key, subject = make_key(), _subject(f"Hyperbloom CA of {socket.gethostname()}")
     constraints, usage = x509.BasicConstraints(ca=True, path_length=0), _usage(key_cert_sign=True, crl_sign=True)
     itself = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    ca = _signed((subject, key), (subject, key), CA_DAYS, (constraints, usage), (itself,))
+    ca = _signed((subject, key), (subject, key), CA_DAYS, constraints, usage, itself)
     _write(files.ca, ca, files.ca_key, key)
     files.server.unlink(missing_ok=True)  # its names are not those of the new one
     return renew(folder, hosts, days)
@@ -99,11 +98,11 @@ def renew(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
         )
     ca, ca_key, key = read_certificate(files.ca, "ca.pem"), read_private_key(files.ca_key, "ca.key"), make_key()
     old = names(read_certificate(files.server, "server.pem")) if files.server.is_file() else []
-    critical = x509.BasicConstraints(ca=False, path_length=None), _usage(digital_signature=True)
+    constraints, usage = x509.BasicConstraints(ca=False, path_length=None), _usage(digital_signature=True)
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-    other = _alternatives([*old, *hosts]), purpose, authority
-    certificate = _signed((_subject(socket.gethostname()), key), (ca.subject, ca_key), days, critical, other)
+    extensions = constraints, usage, _alternatives([*old, *hosts]), purpose, authority
+    certificate = _signed((_subject(socket.gethostname()), key), (ca.subject, ca_key), days, *extensions)
     _write(files.server, certificate, files.server_key, key)
     return files
 
@@ -158,18 +157,14 @@ def check_files(files: Certificates) -> list[str]:
     return names(shown)
 
 
-def _signed(
-    subject: _Party, issuer: _Party, days: int, critical: Iterable[_Extension], other: Iterable[_Extension]
-) -> x509.Certificate:
+def _signed(subject: _Party, issuer: _Party, days: int, *extensions: x509.ExtensionType) -> x509.Certificate:
     now = _now()
     before = min(now, now + dt.timedelta(days=days)) - dt.timedelta(hours=1)  # clocks differ a little
     builder = x509.CertificateBuilder().subject_name(subject[0]).issuer_name(issuer[0])
     builder = builder.public_key(subject[1].public_key()).serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(before).not_valid_after(now + dt.timedelta(days=days))
-    for extension in critical:
-        builder = builder.add_extension(extension, critical=True)
-    for extension in other:
-        builder = builder.add_extension(extension, critical=False)
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=isinstance(extension, _CRITICAL))
     return builder.sign(issuer[1], hashes.SHA256())
 
 

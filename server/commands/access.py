@@ -134,9 +134,9 @@ def _revoke(name: str, certs: Path | None) -> None:
 
     files = _files(certs)
     has_key = name in ClientRegistry(files.clients).clients()
-    if has_key or not (files.begun and any(each.name == name for each in Invitations(files).all())):
+    if has_key or not (files.there and any(each.name == name for each in Invitations(files).all())):
         ClientRegistry(files.clients).revoke(name)  # first: a name that nobody has takes back no tokens
-    gone = Invitations(files).cancel(name) if files.begun else []
+    gone = Invitations(files).cancel(name) if files.there else []
     print(f"{name} may not join any more" + ("; its key is retired for good" if has_key else ""))
     if left := sum(each.uses for each in gone if each.name is None and not each.is_over):
         print(f"invitations for any name are taken back, too, with {left} uses left; invite the others anew")
@@ -184,7 +184,7 @@ def doctor(
         host = host or ("127.0.0.1" if insecure else "0.0.0.0")
         do = "end what listens there, or choose another --port"
         findings.append(check_file("port", lambda: _port(host, port), do))
-    if not insecure and not certs and not files.begun:
+    if not insecure and not certs and not files.there:
         made = "the first start makes them, or flower-server certs init --host NAME_OR_IP"
         findings.append(Finding("certificates", "warning", f"none in {files.folder}", made))
     elif not insecure:

@@ -88,7 +88,7 @@ class Machines(Section):
     @property
     def first_start(self) -> bool:
         """Return whether a CA and a certificate in the default folder are still to be made."""
-        return not (self.insecure or self.superlink or self.certs or Certificates().begun)
+        return not (self.insecure or self.superlink or self.certs or Certificates().there)
 
     def make_certificates(self) -> list[str]:
         """Make a CA and a certificate at the first start in the default folder; return the lines that say so."""
