@@ -259,8 +259,6 @@ def _trace(module: nn.Module, spec: ModelSpec) -> torch.export.ExportedProgram:
 
 
 def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Module, shape: tuple[int, ...]) -> None:
-    import onnxruntime
-
     told = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -277,7 +275,7 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Mo
         logging.disable(told)
     assert onnx is not None
     onnx.save(path)
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    network = _onnx_session(path.parent, path.name)
     for batch in (1, 3):
         generator, known = torch.Generator().manual_seed(0), getattr(module, "vocabulary", 0)
         inputs = torch.randn(batch, *shape, generator=generator)
@@ -285,8 +283,7 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Mo
             inputs = torch.randint(known, (batch, *shape), generator=generator).float()
         with torch.no_grad():
             expected = module(inputs).numpy()
-        (found,) = session.run(None, {"inputs": inputs.numpy()})
-        worst = difference(found, expected)
+        worst = difference(network(inputs).numpy(), expected)
         if not worst <= LARGEST_DIFFERENCE:
             raise ModelError(f"model.onnx: expected torch's logits to {LARGEST_DIFFERENCE}, found a difference {worst}")
 
