@@ -191,7 +191,7 @@ class Federation:
             if node is not None and node not in self._owners:
                 self.roster.leave(node)
                 self._on_event(f"{client.client_id} left")
-        self._forget_gone()
+        self.post.keep(self._may_answer)
         silent = [letter for letter in self.post.open(Greeting) if now - letter.sent > GREETING_TTL_S]
         self.post.give_up(silent)
         self._met -= {letter.node for letter in silent}  # they are greeted again
@@ -199,13 +199,10 @@ class Federation:
         self._met = set(self._owners)
         self.post.send([(node, self.greeting, None) for node in newcomers], ttl=GREETING_TTL_S)
 
-    def _forget_gone(self) -> None:
-        """Expect no more answers from nodes that are gone, or to the orders of clients that have moved."""
-
-        def may_answer(letter: Letter) -> bool:
-            return letter.kind in (Greeting, Notice) or self.roster.on_node(letter.node) is not None
-
-        self.post.keep(lambda letter: letter.node in self._owners and may_answer(letter))
+    def _may_answer(self, letter: Letter) -> bool:
+        """Return whether an answer may come: not from a node that is gone, nor to the order of a client that moved."""
+        asked = letter.kind in (Greeting, Notice) or self.roster.on_node(letter.node) is not None
+        return letter.node in self._owners and asked
 
     def _welcome(self, node: int, content: RecordDict | Failure) -> None:
         """Admit or refuse the client that has answered a greeting."""
@@ -234,7 +231,7 @@ class Federation:
         known = self.roster.find(about.client_id)
         client, moved_from = self.roster.admit(node, about)
         if moved_from is not None:
-            self._forget_gone()
+            self.post.keep(self._may_answer)
             self._notify([moved_from], Notice("refused", f"{client.client_id} has joined again from another process"))
         self.admission.join(client, known is None)
         what = f"{about.train_examples} training examples, size {about.size}"
