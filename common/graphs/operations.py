@@ -41,9 +41,9 @@ ELEMENTWISE = frozenset({"add", "sub", "mul", "div"})
 _CELLS = {f"{cell}{form}": cell for cell in ("gru", "lstm", "rnn") for form in ("", "cell")}
 _CELLS["multiheadattention"] = "attention"
 _SAME_ACTIVATION = {"swish": "silu", "clip": "clamp"}
-_NORM_MODULES = {"batchnorm1d": "batchnorm", "batchnorm2d": "batchnorm", "batchnorm3d": "batchnorm"} | {
+_NORM_MODULES = {
     "syncbatchnorm": "batchnorm",
-    **{f"instancenorm{d}d": "instancenorm" for d in (1, 2, 3)},
+    **{f"{kind}{d}d": kind for kind in ("batchnorm", "instancenorm") for d in (1, 2, 3)},
     **{name: name for name in NORMS if name not in ("batchnorm", "instancenorm")},
 }
 
