@@ -1,7 +1,6 @@
 """Computations that FedHeNN's server and clients share: reference sets, their rows in a round, and kernel factors.
 
-Makhija, Han, Ho, Ghosh: Architecture Agnostic Federated Learning for Neural Networks, ICML 2022,
-https://arxiv.org/abs/2202.07757. The reference set is its RAD (representation alignment data): public inputs without
+The reference set is the RAD (representation alignment data) of the paper (strategies/fedhenn.py): public inputs without
 labels. Server and clients identify it by a hash of its content, so that it travels once.
 
 An `n x n` kernel matrix `K` travels as a factor `F` `(n, r)` with `F F^T = K`. A client's factor is its features; the

@@ -1,7 +1,6 @@
 """The graph hypernetwork of HAFL-GHN, which generates all parameters of a network from its computation graph.
 
-Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using Graph
-HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 4.2 and appendix C.
+It is that of the paper's section 4.2 and appendix C (strategies/ghn.py).
 
     x_i   = one-hot of the type of node i                                                  (T,)
     x_i' <- norm(relu(W1 x_i + W2 sum_{j in N(i)} x_j + b))   GraphConv, `layers` times    (d,)

@@ -1,8 +1,7 @@
 """Target networks that write their weights by a hypernetwork: `generated:k=64,h=128` in place of what is adapted.
 
-Guo, Zeng, Chen, Zhang, Ren, Zhou, Qu: A New Federated Learning Framework Against Gradient Inversion Attacks, AAAI 2025,
-https://arxiv.org/abs/2412.07187. The head is a parameter as before. All else, with biases and the parameters of norms,
-is `Linear(h, P)(ReLU(Linear(k, h)(embedding)))`. Statistics of norms stay where they are.
+They are HyperFL's (strategies/hyperfl.py). The head is a parameter as before. All else, with biases and the parameters
+of norms, is `Linear(h, P)(ReLU(Linear(k, h)(embedding)))`. Statistics of norms stay where they are.
 
 The network starts as it does alone: the last bias is its own start, the last weight is zero. Embeddings have a length
 near 1, so that a step of the hypernetwork is about one of the network itself. With torch's initialisation, which the

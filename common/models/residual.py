@@ -1,8 +1,7 @@
 """The four architectures of HAFL-GHN: ResNet-18, and three with skips nowhere, first or last.
 
-Litany, Maron, Acuna, Kautz, Chechik, Fidler: Federated Learning with Heterogeneous Architectures using Graph
-HyperNetworks, 2022, https://arxiv.org/abs/2201.08459, section 5 and appendix A. The figure with the layers is lost. The
-text gives the numbers of layers and the places of the skips. The rest is chosen so that the four share layer types:
+They are in section 5 and appendix A of https://arxiv.org/abs/2201.08459. The figure with the layers is lost. The text
+gives the numbers of layers and the places of the skips. The rest is chosen so that the four share layer types:
 
 * 0: ResNet-18 for small images: a 3x3 stem without pooling, four stages of two residual blocks.
 * 1: 10 layers, no skip: the stem, two convolutions in each stage, the head.

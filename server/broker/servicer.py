@@ -1,9 +1,8 @@
 """The calls of clients: Flower's own servicer, within our limits and with fewer trips.
 
-A client of ours says with `WAIT` that its call for an order may wait, and that the objects of a message may be enclosed
-in the message. Then a round takes two calls of a client: one brings the order, the other the answer. Objects that
-do not fit take calls of their own, as all objects of a stock SuperNode do, which does not
-send this header. Flower leaves the content of an announced message empty, so it is free for the enclosed objects.
+Where a client's call for an order may wait and objects travel inside the messages (`common/enclosed.py`), a round takes
+two calls: one brings the order, the other the answer. Objects that do not fit, and all of a stock SuperNode, take calls
+of their own.
 """
 
 from typing import cast

@@ -50,8 +50,8 @@ class State(flower.InMemoryLinkState):
     def wait_for_order(self, node_id: int, seconds: float, tell: Callable[[threading.Event], object]) -> bool:
         """Wait until a node has an order, at most `seconds`; return whether this is still its latest call.
 
-        An order that was handed over and not answered is there again. It returns at once if too many calls wait. A
-        second call of the same node, or a new session, ends the wait of the first. `tell` gets the event that ends it.
+        It returns at once if too many calls wait. A second call of the same node, or a new session, ends the wait of
+        the first. `tell` gets the event that ends it.
         """
         with self.lock:
             self._dismiss(node_id)

@@ -1,7 +1,4 @@
-"""The state of a run for the live page, read from its folder alone and a little at a time.
-
-The page is served by a process of its own (`server/live/site.py`), so nothing here can slow or break a run.
-"""
+"""The state of a run for the live page, read from its folder alone and a little at a time."""
 
 import json
 import time

@@ -1,7 +1,6 @@
 """Hypernetworks that map a descriptor to all weights of a target network, with one matrix product per cohort.
 
-Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021,
-https://arxiv.org/abs/2103.04628, section 3 and appendix B.
+They are those of pFedHN, https://arxiv.org/abs/2103.04628, section 3 and appendix B.
 """
 
 from collections.abc import Mapping
