@@ -49,11 +49,9 @@ class Portion:
     groups: IntArray | None = None
 
     @classmethod
-    def of(
-        cls, block: Block, labels: AnyArray, owners: IntArray | None = None, groups: IntArray | None = None
-    ) -> "Portion":
+    def of(cls, block: Block, labels: AnyArray, owners: IntArray | None = None) -> "Portion":
         """Return all examples of one block, in order."""
-        return cls((block,), np.arange(len(labels), dtype=np.int64), labels, owners, groups)
+        return cls((block,), np.arange(len(labels), dtype=np.int64), labels, owners)
 
     def __len__(self) -> int:
         return len(self.rows)
