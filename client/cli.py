@@ -15,6 +15,7 @@ from hyperbloom.client.commands import COMMANDS, WEB
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, execute, section
 from hyperbloom.common.program.names import check_name, default_state_dir
+from hyperbloom.common.program.signals import end_with
 
 _FLAGS = [
     *shared.CONNECTION,
@@ -103,7 +104,7 @@ def _join(flags: Mapping[str, Any]) -> None:
     # Import late, because torch and Flower take seconds that --help and a wrong flag should not cost.
     from hyperbloom.client.app import counting
     from hyperbloom.client.keep.sent import Sent
-    from hyperbloom.client.link.runtime import exit_with_parent, run_client
+    from hyperbloom.client.link.runtime import run_client
     from hyperbloom.client.settings import ClientSettings
     from hyperbloom.client.work.client import client_for
     from hyperbloom.common.program.device import limit_threads
@@ -127,7 +128,7 @@ def _join(flags: Mapping[str, Any]) -> None:
         sent.write()
         stack.callback(sent.write)
         if flags["parent_pid"]:
-            exit_with_parent(flags["parent_pid"])
+            end_with(flags["parent_pid"])
         if flags["web"]:
             from hyperbloom.common.pages.serving import serve_in_child
 

@@ -7,7 +7,6 @@ seldom when it is idle.
 
 import logging
 import random
-import signal
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -20,7 +19,7 @@ from hyperbloom.client.link.connection import WAIT_S, Connection
 from hyperbloom.client.link.pacer import Pacer
 from hyperbloom.client.link.server import FOR_NOW, REASONS, UNKNOWN_NODE, Link, explanation, refusal, speaks_tls
 from hyperbloom.common.errors import ConnectionFailed, RefusedError, describe
-from hyperbloom.common.program.signals import end_with, terminate_as_interrupt
+from hyperbloom.common.program.signals import terminate_as_interrupt
 from hyperbloom.common.wire.orders import Notice
 from hyperbloom.common.wire.pack import unpack
 
@@ -154,11 +153,3 @@ def retries_of(link: Link) -> flower.RetryInvoker:
         on_success=back,
         should_giveup=hopeless,
     )
-
-
-def exit_with_parent(parent_pid: int) -> None:
-    """Leave as on Ctrl-C when the process `parent_pid` ends. Servers use it for the local clients that they start."""
-    # A script that runs the server in the background makes it, and so this process, ignore Ctrl-C.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    end_with(parent_pid, signal.SIGINT)

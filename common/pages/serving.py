@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -73,7 +72,7 @@ def serve_at(address: str, application: Callable[[str], Starlette], say: Callabl
     except OSError as error:
         raise ConnectionFailed(f"--web {address}: cannot listen there: {error.strerror or error}") from None
     if parent := os.environ.get(PARENT):
-        end_with(int(parent), signal.SIGTERM)
+        end_with(int(parent))
     with listening:
         shown = f"[{host}]" if ":" in host else host
         say(f"live page: http://{shown}:{listening.getsockname()[1]}/")

@@ -91,12 +91,12 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(came[0])
 
 
-def end_with(parent: int, number: int) -> None:
-    """Send this process the signal `number` once the process that has started it has ended, or was killed."""
+def end_with(parent: int) -> None:
+    """Send this process SIGTERM once the process that has started it has ended, or was killed."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(LOOK_EVERY_S)
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)  # what a script starts in the background ignores SIGINT
 
     threading.Thread(target=watch, daemon=True).start()

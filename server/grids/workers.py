@@ -48,7 +48,7 @@ def _begin(server: int) -> None:
     """Prepare a new process: one thread, no end by Ctrl-C but by its server, even if that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    end_with(server, signal.SIGTERM)
+    end_with(server)
 
 
 def _answer(message: Message, context: Context) -> Message | Exception:

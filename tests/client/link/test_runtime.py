@@ -575,7 +575,7 @@ def test_outside_the_main_thread_signals_are_left_alone(connect: Callable[..., A
 
 def test_a_client_beside_a_server_hears_of_its_end_though_it_was_started_to_ignore_it() -> None:
     words = "import os, signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    words += "from hyperbloom.client.link.runtime import exit_with_parent; exit_with_parent(os.getppid()); "
+    words += "from hyperbloom.common.program.signals import end_with; end_with(os.getppid()); "
     words += "print(flush=True); [time.sleep(0.1) for _ in range(600)]; print('it slept to the end')"
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {words!r}])"
     with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
