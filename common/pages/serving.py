@@ -22,9 +22,8 @@ from starlette.routing import Route
 
 from hyperbloom.common.errors import ConnectionFailed, HyperbloomError
 from hyperbloom.common.program.plain import is_loopback, listening_at
-from hyperbloom.common.program.signals import end_with
+from hyperbloom.common.program.signals import end_children, end_with
 
-ENDS_WITHIN_S = 5.0  # else the page's process is killed
 PARENT = "HYPERBLOOM_PAGE_OF"
 """Environment variable of a page's process: the process with whose end it ends."""
 
@@ -112,12 +111,7 @@ def serve_in_child(command: Sequence[str], address: str) -> Iterator[str]:
         drain.start()
         yield line
     finally:
-        child.terminate()
-        try:
-            child.wait(ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        end_children([child], 0.0)
         if drain.ident is not None:
             drain.join()
         child.stdout.close()

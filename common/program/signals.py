@@ -6,14 +6,17 @@ After its last line a program ends within `GRACE_S` seconds, whatever its thread
 import atexit
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from operator import methodcaller
+from typing import Any, NoReturn
 
 GRACE_S = 3.0
+KILLED_S = 10.0
 LOOK_EVERY_S = 0.5
 
 
@@ -89,6 +92,20 @@ def uninterrupted() -> Iterator[None]:
     finally:
         if came:
             signal.raise_signal(came[0])
+
+
+def end_children(children: Sequence[subprocess.Popen[Any]], patience_s: float) -> None:
+    """Wait for processes to end; terminate those that take `patience_s`, and kill those that then take `KILLED_S`."""
+    for end, seconds in ((methodcaller("terminate"), patience_s), (methodcaller("kill"), KILLED_S)):
+        deadline = time.monotonic() + seconds
+        for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=max(0.0, deadline - time.monotonic()))
+        children = [child for child in children if child.poll() is None]
+        for child in children:
+            end(child)
+    for child in children:
+        child.wait()
 
 
 def end_with(parent: int) -> None:

@@ -5,11 +5,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from operator import methodcaller
 from pathlib import Path
-from time import monotonic
 
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.common.config import RunConfig
@@ -17,11 +15,12 @@ from hyperbloom.common.data import DataSpec
 from hyperbloom.common.data.schema import load_schema
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.program.device import cores
+from hyperbloom.common.program.signals import end_children
 from hyperbloom.common.secrecy.keys import make_key, public_pem, write_private_key
 from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.strategies import find_strategy
 
-LEAVE_TIMEOUT_S = 10
+LEAVE_TIMEOUT_S = 10  # after the goodbye
 KEY = "key.pem"
 
 
@@ -100,7 +99,8 @@ def local_clients(settings: Sequence[ClientSettings], connection: Sequence[str])
     own = ["--threads", str(threads), "--parent-pid", str(os.getpid())]
     with ExitStack() as stack:
         children: dict[Path, subprocess.Popen[bytes]] = {}
-        stack.callback(lambda: _end([*children.values()]))  # also if one of them cannot be started
+        # Also if one of them cannot be started.
+        stack.callback(lambda: end_children([*children.values()], LEAVE_TIMEOUT_S))
         for each in settings:
             each.folder.parent.mkdir(parents=True, exist_ok=True)
             log = each.folder.with_name(f"{each.client_id}.log")
@@ -122,17 +122,3 @@ def local_clients(settings: Sequence[ClientSettings], connection: Sequence[str])
                     raise CohortError(f"{log.stem} ended with code {child.returncode}: {last} (see {log})")
 
         yield check
-
-
-def _end(children: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for clients to end after the goodbye; terminate, then kill those that take `LEAVE_TIMEOUT_S` and more."""
-    for end in (methodcaller("terminate"), methodcaller("kill")):
-        deadline = monotonic() + LEAVE_TIMEOUT_S
-        for child in children:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=max(0.0, deadline - monotonic()))
-        children = [child for child in children if child.poll() is None]
-        for child in children:
-            end(child)
-    for child in children:
-        child.wait()

@@ -20,6 +20,7 @@ from typing import Any
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.plugins import Plugin, find_plugin, plugins
+from hyperbloom.common.program.signals import end_children
 from hyperbloom.server.live.run import CHUNK
 from hyperbloom.server.runs.lines import METRICS, REPORT, Line, Tail, phase_folder
 from hyperbloom.server.runs.recorded import has_ended, read_config, read_summary
@@ -31,8 +32,8 @@ BUILT_IN = {
 """Our own trackers, by the package that each takes, which is also the extra that brings it."""
 
 LOOK_EVERY_S = 0.5
-PATIENCE_S = 60.0
-"""How long a run that is over waits for its trackers."""
+PATIENCE_S = 50.0
+"""How long a run that is over waits for its trackers before it ends them, for which it waits too."""
 
 Subject = Mapping[str, Any]
 """A strategy of a run, which is what a tracker follows: its `name`, the `group` and the `folder` of its run, `run`, the
@@ -144,13 +145,9 @@ def tracked(folder: Path, specs: Sequence[str], say: Callable[..., None]) -> Ite
         for _, child, _ in children:
             assert child.stdin is not None
             child.stdin.close()  # so the child knows that the run is over, however this process ends
-        until = time.monotonic() + PATIENCE_S
+        end_children([child for _, child, _ in children], PATIENCE_S)
         for spec, child, log in children:
-            try:
-                child.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.kill()
-            if child.wait():
+            if child.returncode:
                 again = f"python -m hyperbloom.server.watch.tracking {folder} {spec} tries again"
                 say(f"tracker {spec} failed: see {log}; {again}", "yellow")
 

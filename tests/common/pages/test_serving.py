@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hyperbloom.common.pages import serving
 from hyperbloom.common.pages.serving import read_only, serve_in_child
+from hyperbloom.common.program import signals
 
 NOISY = """
 import signal, sys, time
@@ -34,7 +34,7 @@ def test_a_page_that_says_much_goes_on_and_one_that_does_not_end_is_killed(
     """Else its pipe is full, the page stands still, and the run waits for it for ever."""
     (tmp_path / "noisy.py").write_text(NOISY)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(serving, "ENDS_WITHIN_S", 0.2)
+    monkeypatch.setattr(signals, "KILLED_S", 0.2)
     with serve_in_child(["noisy"], "0") as line:
         assert line == "live page: http://here"
         while not (tmp_path / "said").exists():

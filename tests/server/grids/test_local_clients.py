@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -287,7 +288,7 @@ def test_many_deaf_clients_are_not_waited_for_one_after_the_other(
         raise subprocess.TimeoutExpired(child.command, timeout)
 
     monkeypatch.setattr(Child, "wait", wait)
-    monkeypatch.setattr("hyperbloom.server.grids.local_clients.monotonic", lambda: now)
+    monkeypatch.setattr("hyperbloom.common.program.signals.time", SimpleNamespace(monotonic=lambda: now))
     with local_clients(started(9, tmp_path), []):
         pass
     assert [child.told for child in children] == [["goodbye", "terminate", "kill"]] * 9

@@ -13,6 +13,7 @@ import pytest
 
 from hyperbloom.common.config import dump_run_config
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.program import signals
 from hyperbloom.common.program.plugins import plugins
 from hyperbloom.server.cli import main
 from hyperbloom.server.runs.lines import Line, metrics_line
@@ -191,7 +192,7 @@ def test_a_tracker_that_fails_hangs_or_dies_never_touches_the_run(
             time.sleep(0.05)
         return time.monotonic()
 
-    monkeypatch.setattr(tracking, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
     monkeypatch.setattr(tracking, "PATIENCE_S", 1.0)
     flags = [word for name in signs for word in ("--track", name)]
     assert main([*TINY.split(), "--run-dir", str(tmp_path / "tracked" / "run"), *flags]) == 0
