@@ -235,11 +235,6 @@ def combine(shares: Mapping[int, bytes]) -> bytes | None:
 def _lagrange(places: Sequence[int]) -> tuple[int, ...]:
     """Return the Lagrange coefficients of these places. They are cached because most secrets of a round share them."""
     xs = [place + 1 for place in places]
-    factors = []
-    for x in xs:
-        above = below = 1
-        for other in xs:
-            if other != x:
-                above, below = above * other % _PRIME, below * (other - x) % _PRIME
-        factors.append(above * pow(below, -1, _PRIME) % _PRIME)
-    return tuple(factors)
+    others = {x: [other for other in xs if other != x] for x in xs}
+    below = {x: math.prod(other - x for other in rest) for x, rest in others.items()}
+    return tuple(math.prod(rest) * pow(below[x], -1, _PRIME) % _PRIME for x, rest in others.items())

@@ -52,9 +52,7 @@ def noisy_mean(
     changes: Sequence[Tensor], clip: float, multiplier: float, of: int, random_bytes: RandomBytes = secrets.token_bytes
 ) -> Tensor:
     """Return the `(P,)` sum of clipped changes plus noise of `multiplier * clip`, divided by `of`, as float32."""
-    total = clip_norm(changes[0], clip)
-    for change in changes[1:]:
-        total = total + clip_norm(change, clip)
+    total = sum((clip_norm(change, clip) for change in changes), torch.tensor(0.0))
     return (add_noise(total, multiplier * clip, random_bytes) / of).to(torch.float32)
 
 
