@@ -4,7 +4,7 @@ The server initialises and trains them, and clients run them. They are pure torc
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 

@@ -9,7 +9,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.plugins import find_plugin, plugins
 from hyperbloom.common.tasks.base import Task, TaskSpec
 from hyperbloom.common.tasks.classification import Classification
-from hyperbloom.common.tasks.measures import BINS, GRID, REACH, Metric
+from hyperbloom.common.tasks.measures import GRID, REACH, Metric
 from hyperbloom.common.tasks.multilabel import Multilabel
 from hyperbloom.common.tasks.regression import Regression
 from hyperbloom.common.tasks.segmentation import Segmentation
