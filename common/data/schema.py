@@ -34,7 +34,8 @@ FIRST_ROW = 2
 """The number of the first row, as spreadsheets count below the names of the columns."""
 EQUAL = 1e-12
 """The share of the mean up to which a computed deviation of equal numbers is rounding."""
-_DATE = re.compile(r"\d{4}-\d\d-\d\d(?!\d)|\d\d?[./]\d\d?[./]\d{4}")
+_MONTHS = "(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_DATE = re.compile(rf"\d{{4}}-\d\d-\d\d(?!\d)|\d\d?[./]\d\d?[./]\d\d(\d\d)?(?!\d)|\d\d?[ -]{_MONTHS}[ -]\d\d")
 _GROUPED = re.compile(r"-?\d{1,3}([.,' ]\d{3})+([.,]\d+)?")  # thousands, as people write them
 FARTHEST = 10.0
 """Most deviations from the mean: a cell that is further away is wrong, and would spoil all training."""
@@ -246,8 +247,8 @@ def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], 
     place = {plain(word): number for number, word in enumerate(classes)}
     for row, cell in enumerate(table[label[0]] if len(label) == 1 else ()):
         if cell not in place and (classes or cell in MISSING):
-            left = "a label (leave the row out, or list the word in the schema's classes)"
-            what = left if cell in MISSING else f"one of {', '.join(classes)}"
+            more = ", or list the word in the schema's classes" if classes else ""
+            what = f"a label (leave the row out{more})" if cell in MISSING else f"one of {', '.join(classes)}"
             raise _wrong(where, row, label[0], what, cell)
     if classes and len(label) == 1:
         return np.array([place[cell] for cell in table[label[0]]], dtype=np.int64)
@@ -256,6 +257,11 @@ def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], 
         for name in label
     ]
     numbers = np.array(values, dtype=np.float64).T  # (N, T)
+    gaps, odd = np.argwhere(np.isnan(numbers)), np.argwhere(~np.isnan(numbers) & (numbers != 0) & (numbers != 1))
+    if len(gaps) and len(odd):
+        (row, column), gap = odd[0], f"row {gaps[0][0] + FIRST_ROW}, column {label[gaps[0][1]]!r} is empty"
+        what = f"0, 1 or nothing ({gap}; leave out rows that lack a number)"
+        raise _wrong(where, row, label[column], what, table[label[column]][row])
     return as_labels(numbers[:, 0] if len(label) == 1 else numbers, f"{where}: {', '.join(label)}")
 
 
@@ -307,7 +313,7 @@ def _order(word: str) -> tuple[float, str]:
 def is_number(cell: str) -> bool:
     """Return whether a cell is a finite number."""
     try:
-        return "_" not in cell and bool(np.isfinite(np.float32(cell)))
+        return "_" not in cell and abs(float(cell)) <= 3.4028235e38  # what float32 holds
     except ValueError:
         return False
 

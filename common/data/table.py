@@ -121,7 +121,7 @@ def _parquet(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
         table = parquet.read_table(path)
         columns = [[_text(value) for value in column.to_pylist()] for column in table.columns]
-        names = [str(name).strip() for name in table.column_names]
+        names = [re.sub("^__index_level_.*", "", str(name).strip()) for name in table.column_names]  # pandas' index
     except (OSError, ValueError, TypeError, KeyError, NotImplementedError, OverflowError, MemoryError) as error:
         raise DataError(f"{path}: expected a Parquet table, found: {' '.join(str(error).split())[:200]}") from None
     return names, [list(row) for row in zip(*columns, strict=True)]

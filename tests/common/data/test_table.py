@@ -17,6 +17,7 @@ from hyperbloom.common.data.schema import (
     LONGEST_SCHEMA,
     Schema,
     difference,
+    is_number,
     load_schema,
     propose,
     read_schema,
@@ -221,6 +222,8 @@ def test_a_proposal_tells_numbers_from_words_and_leaves_names_out() -> None:
         ([f"2026-01-{day:02}" for day in range(1, 31)], "dates"),
         ([f"2026-01-{day:02}T10:00:00" for day in range(1, 31)], "dates"),
         ([f"{day:02}.05.2026" for day in range(1, 31)], "dates"),
+        ([f"3/{day}/26" for day in range(1, 31)], "dates"),
+        ([f"{day} Mar 2026" for day in range(1, 31)], "dates"),
         ([f"{number},5" for number in range(60)], "decimals with a comma; write points"),
         ([f"{number},5" for number in range(20)], "decimals with a comma; write points"),
         ([f"{number},051.5" for number in range(1, 20)], "numbers such as '1,051.5'; write 1051.5"),
@@ -247,12 +250,32 @@ def test_few_numbers_beside_words_are_words(cells: list[str]) -> None:
         assert why_left_out(4 * cells) == ""
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_float32_cannot_hold_is_no_number() -> None:
+    cells = ("3.4e38", "-3.4e38", "4e38", "-4e38", "1e999", "nan", "1_0")
+    assert [is_number(cell) for cell in cells] == [True, True, False, False, False, False, False]
+
+
+@pytest.mark.parametrize(("odd", "found"), [("2", "'2'"), ("0.5", "'0.5'")])
+def test_an_empty_cell_beside_numbers_to_predict_names_both_places(odd: str, found: str, tmp_path: Path) -> None:
+    rows = [{"age": str(number), "a": "01"[number % 2], "b": "10"[number % 2]} for number in range(30)]
+    rows[4] |= {"a": ""}
+    rows[20] |= {"b": odd}
+    why = (
+        r"row 22, column 'b': expected 0, 1 or nothing \(row 6, column 'a' is empty; leave out rows that lack a number"
+    )
+    with pytest.raises(DataError, match=rf"{why}\), found {found}$"):
+        load_client_data(DataSpec(write(tmp_path, rows), label="a,b"))
+
+
 @pytest.mark.parametrize("odd", ["high", "inf", ""])
 def test_a_cell_among_many_numbers_to_predict_is_no_class(odd: str, tmp_path: Path) -> None:
     """One such cell made a class of each number."""
     rows = [{"age": str(number), "level": str(number / 2)} for number in range(30)]
     name = write(tmp_path, [*rows, {"age": "30", "level": odd}])
-    with pytest.raises(DataError, match=rf"row 32, column 'level': expected a .*, found '{odd}'$"):
+    with pytest.raises(
+        DataError, match=rf"row 32, column 'level': expected a (number|label .leave the row out).*, found '{odd}'$"
+    ):
         load_client_data(DataSpec(name, label="level"))
 
 
@@ -342,6 +365,9 @@ def test_parquet_is_read_as_the_same_table(tmp_path: Path) -> None:
         "colour": ["red", "", "blue"],
         "ill": ["1", "0", "0"],
     }
+    parquet.write_table(arrow.table({"a": [1, 2], "__index_level_0__": [7, 9]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"found none for column 2 .with pandas, write index=False"):
+        read_cells(tmp_path / "t.parquet")  # it may tell the label
     parquet.write_table(arrow.table({"a": [[1], [2]]}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"t.parquet: expected a Parquet table, found: a list in a cell"):
         read_cells(tmp_path / "t.parquet")
