@@ -100,6 +100,11 @@ class DataSource:
     def _deal(self) -> Deal:
         return deal_to_clients(self._pool, self.spec)
 
+    def owners(self, partition: int) -> list[str]:
+        """Return the names of the owners whose training examples one client has; none where the data name none."""
+        train = self._pool.portions["train"].choose(self._deal.indices(partition)["train"])
+        return [] if train.owners is None else [self._pool.owner_names[one] for one in np.unique(train.owners)]
+
     def client(self, partition: int | None, scaling: Scaling | None = None) -> ClientData:
         """Return the examples of one client on the CPU, in the same order in every call.
 

@@ -117,6 +117,10 @@ def run_federation(
     if not resume and machines.engine == "inline":  # missing data are told before there is a folder; others stay open
         source = data_source(first := client_settings(config, 0, Path()).data)
         source.client(first.partition)
+        if first.split == "owner":
+            for index in range(config.clients):
+                one = client_settings(config, index, Path())
+                print_line(console, f"{one.client_id} is {', '.join(source.owners(one.data.partition or 0))}")
     if not grid and machines.engine == "grpc":
         for line in machines.make_certificates():
             print_line(console, line)

@@ -559,6 +559,22 @@ def test_data_that_are_not_there_are_told_at_once(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("clients", "told"),
+    [
+        ("4", ["client-0 is budapest", "client-1 is cleveland", "client-2 is long-beach", "client-3 is zurich-basel"]),
+        ("2", ["client-0 is budapest, cleveland", "client-1 is long-beach, zurich-basel"]),
+    ],
+)
+def test_a_run_over_owners_says_which_client_is_whose(
+    clients: str, told: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*LOCAL, "--engine", "inline", "--data", "heart-disease", "--split", "owner", "--clients", clients]
+    assert main([*words, "--run-dir", str(tmp_path / "run")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[: lines.index(f"run folder: {tmp_path / 'run'}")] == told
+
+
 def test_a_first_start_with_a_wrong_name_makes_no_certificates(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
