@@ -260,6 +260,8 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
                 raise ConfigError(f"seed: expected {before}, that of init_from, found {config.seed}: {why}")
     if len({config.strategy, *config.baselines}) <= len(config.baselines):
         raise ConfigError(f"baselines: expected names beside {config.strategy}, each once, found {config.baselines}")
+    if config.max_staleness and not config.asynchronous:
+        raise ConfigError("max_staleness: expected with asynchronous: true; by rounds a reply is in time, or dropped")
     metrics = [*([config.select] if config.select else []), *config.metrics]
     if config.task != AUTO:
         make_task(TaskSpec(config.task, balanced=config.class_weights == "balanced")).asked(metrics)

@@ -262,6 +262,7 @@ def test_a_baseline_has_its_own_options_and_its_own_way_of_going_round(config: R
     ("changes", "message"),
     [
         ({"baselines": ("fedavg",)}, r"^baselines: expected names beside fedavg, each once, found \('fedavg',\)$"),
+        ({"max_staleness": 3}, r"^max_staleness: expected with asynchronous: true; "),
         ({"baselines": ("nosuch",)}, r"^baselines: expected one of ditto, .*; found 'nosuch'$"),
         ({"baselines": ("local", "local")}, r"^baselines: expected names beside fedavg, each once"),
         (
