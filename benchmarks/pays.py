@@ -244,13 +244,14 @@ def sentence(lines: Sequence[Line]) -> str:
     )
     more = (
         f"On {others} federations that were added after all defaults were chosen it is {unseen} points ahead, and\n"
-        f"{few} of {their} sites are behind in this way.\n"
+        f"{few} of {their} sites lose more than a point with the model that they chose.\n"
     )
-    rivals = ", ".join(f"`{name}` by {_lead_over(some, name, SETS)}" for name in PERSONAL)
+    rivals = ", ".join(f"{_lead_over(some, name, SETS)} over `{name}`" for name in PERSONAL)
     return (
         f"With defaults and {BUDGETS[0]} rounds, `{DEFAULT}` is {gain} points ahead of the better of `local` and\n"
-        f"`fedavg`: the mean over {sets} federations, with a 95 % interval over the sites of these, no others.\n"
-        f"On the same federations it leads {rivals}.\n"
+        f"`fedavg`: the mean over {sets} federations, with a 95 % interval for the sites of these only.\n"
+        f"Its mean lead there is {rivals}.\n"
+        "Where an interval contains 0, no difference can be seen.\n"
         "Its defaults were chosen on their validation examples; the options of the others were not searched.\n"
         "With the model that each site chose on its validation examples,\n"
         f"{lost} of {sites} sites are more than a point behind training alone (a site counts once for each seed).\n"

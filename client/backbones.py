@@ -10,7 +10,8 @@ from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, ModelErr
 from hyperbloom.common.handout import PATTERNS
 from hyperbloom.common.program.commands import FOLDER, Flag, command, group
 
-_ROOT = Flag("--root", "where networks are", type=FOLDER, show_default="$HYPERBLOOM_BACKBONES or ~/.cache/hyperbloom")
+_FOLDER = "$HYPERBLOOM_BACKBONES or ~/.cache/hyperbloom/backbones"
+_ROOT = Flag("--root", "where networks are", type=FOLDER, show_default=_FOLDER)
 _SHAPE = Flag("--input-shape", "of the data, such as 3,32,32", show_default="the network's own", metavar="C,H,W")
 
 

@@ -91,7 +91,7 @@ def _doctor(key: Path | None, client_id: str, state_dir: Path | None, as_json: b
 
 @command(
     "schema",
-    click.Argument(["table"], help="a .csv or .parquet file", type=FILE),
+    click.Argument(["table"], help="a .csv, .tsv or .parquet file", type=FILE),
     Flag("--label", "column to predict, or several: A,B", required=True, metavar="COLUMN"),
     Flag("--owner", "column that says whose a row is", metavar="COLUMN"),
     Flag("--group", "column that says which rows no split may part", metavar="COLUMN"),
@@ -201,8 +201,8 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | 
     """Answer for images or arrays with an exported model.
 
     FILES are images (converted to the model's size and channels), .npy or .npz (key x), and folders of images. For a
-    model of a table they are .csv or .parquet with the same columns; the label may be missing. For a model of texts a
-    line of a .txt file is a text, too. Prints a table, or
+    model of a table they are .csv, .tsv or .parquet with the same columns; the label may be missing. For a model of
+    texts a line of a .txt file is a text, too. Prints a table, or
     tab-separated lines when piped: the file, then what the model's task tells: a class and its probability,
     each label's probability, numbers in their units, or the share of each class in a mask.
 

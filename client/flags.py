@@ -35,7 +35,7 @@ VERBOSE = Flag("-v --verbose", "say more, Flower's own log included", is_flag=Tr
 
 def data_flags(default: str | None = None, required: bool = True) -> list[Flag]:
     """Return the flags that describe this machine's data; without a default --data is required, unless told."""
-    what = "name, .npz, .csv, .parquet, folder, hf:NAME or package.module:function"
+    what = "name, .npz, .csv, .tsv, .parquet, folder, hf:NAME or package.module:function"
     return section(
         "Data",
         Flag("--data", what, default=default, required=required and not default, metavar="WHAT"),
