@@ -26,7 +26,7 @@ _EXTRA = "'hyperbloom[datasets]'"
 
 
 def read_hub(spec: DataSpec) -> Pool:
-    """Read the data set `spec.data`: a name on the hub, a folder of its files, or one that `save_to_disk` wrote.
+    """Read the data set `spec.data`: a name on the hub, a folder of its files, or of `DatasetDict.save_to_disk`.
 
     A part `validation` or `test` that is missing is held out of the training examples, as in users' own files.
     """

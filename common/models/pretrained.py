@@ -2,7 +2,7 @@
 
     FOLDER                     model.safetensors and config.json, of one of
                                    transformers, for images or texts, as `save_pretrained` writes them
-                                   timm, as `timm.models.save_for_hf` writes them
+                                   timm, as `timm.models.save_for_hf(..., safe_serialization=True)` writes them
                                    torchvision: {"library": "torchvision", "architecture": "resnet18"}
     package.module:function    called with (input_shape, num_classes), returns a network with its weights
 
@@ -83,9 +83,11 @@ def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) ->
         if config.get("library") == "torchvision":
             from torchvision.models import get_model
 
-            module = _filled(get_model(config["architecture"], weights=None, num_classes=num_classes), folder)
+            module = _filled(
+                get_model(config["architecture"], weights=None, num_classes=num_classes), folder, input_shape
+            )
         elif "model_type" in config:
-            module = _transformer(folder, str(config["model_type"]), num_classes)
+            module = _transformer(folder, str(config["model_type"]), input_shape, num_classes)
         else:
             import timm
 
@@ -93,7 +95,7 @@ def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) ->
             name, more = str(config["architecture"]), dict(config.get("model_args") or {})
             if ":" in name or any(key.startswith(_FETCHES) for key in more):  # timm would fetch, or open other files
                 raise ValueError(f"expected a name of timm's and arguments of its network, found {name}, {list(more)}")
-            module = _filled(timm.create_model(name, **arguments, **more), folder)
+            module = _filled(timm.create_model(name, **{**more, **arguments}), folder, input_shape)
     except ImportError as error:
         raise ModelError(f"--backbone: {folder} needs {error.name}: pip install 'hyperbloom[backbone]'") from None
     except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -109,11 +111,11 @@ def usual_shape(where: str) -> tuple[int, ...]:
         return (3, 224, 224)
     if "max_position_embeddings" in config or "vocab_size" in config:
         return (min(8, config.get("max_position_embeddings") or 8),)  # tokens: as many as one likes
-    side = config.get("image_size") or (config.get("model_args") or {}).get("img_size")
-    found = (config.get("pretrained_cfg") or {}).get("input_size") or (
-        side and (config.get("num_channels", 3), side, side)
-    )
-    if not found:
+    more, trained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
+    if side := config.get("image_size") or more.get("img_size"):
+        sides = side if isinstance(side, list) else (side, side)
+        return (config.get("num_channels") or more.get("in_chans") or 3, *sides)
+    if not (found := trained.get("input_size")):
         raise ModelError(f"--input-shape: expected one, as {where} does not say what it takes")
     return tuple(found)
 
@@ -148,7 +150,7 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _transformer(folder: Path, model_type: str, num_classes: int) -> nn.Module:
+def _transformer(folder: Path, model_type: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     import transformers
     from transformers.models.auto import modeling_auto as known
 
@@ -161,7 +163,7 @@ def _transformer(folder: Path, model_type: str, num_classes: int) -> nn.Module:
     log.set_verbosity_error()  # it would say that the head is new
     log.disable_progress_bar()
     try:
-        network = auto.from_pretrained(
+        network, told = auto.from_pretrained(
             folder,
             num_labels=num_classes,
             local_files_only=True,
@@ -169,19 +171,28 @@ def _transformer(folder: Path, model_type: str, num_classes: int) -> nn.Module:
             ignore_mismatched_sizes=True,
             trust_remote_code=False,
             dtype=torch.float32,
+            output_loading_info=True,
         )
     finally:
         log.set_verbosity(level)
         if bars:
             log.enable_progress_bar()
-    return Transformer(network, None if images else network.config.pad_token_id or 0)
+    lacking = [*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])]
+    module = Transformer(network, None if images else network.config.pad_token_id or 0)
+    return _whole(module, [f"network.{name}" for name in lacking], input_shape)
 
 
-def _filled(module: nn.Module, folder: Path) -> nn.Module:
+def _filled(module: nn.Module, folder: Path, input_shape: tuple[int, ...]) -> nn.Module:
     """Load the folder's tensors; those of another shape must belong to the last layer, which is made anew."""
     found, wanted = load_file(folder / WEIGHTS), module.state_dict()
     lacking = [name for name, tensor in wanted.items() if name not in found or found[name].shape != tensor.shape]
-    if len({name.rpartition(".")[0] for name in lacking}) > 1:
-        raise ValueError(f"tensors are missing or of another shape: {', '.join(lacking[:3])}")
     module.load_state_dict({name: tensor for name, tensor in found.items() if name not in lacking}, strict=False)
+    return _whole(module, lacking, input_shape)
+
+
+def _whole(module: nn.Module, lacking: list[str], input_shape: tuple[int, ...]) -> nn.Module:
+    """Return a network; ValueError if its file lacks more than the head, or than a pooler, which BERT's may lack."""
+    head = head_of(module, input_shape) if lacking else ()
+    if wrong := sorted(name for name in lacking if not name.startswith(head) and ".pooler." not in name):
+        raise ValueError(f"tensors are missing or of another shape: {', '.join(wrong[:3])}")
     return module

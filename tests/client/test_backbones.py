@@ -141,7 +141,7 @@ def test_the_shape_of_inputs_is_the_networks_own(tmp_path: Path) -> None:
     assert usual_shape(str(image_folder(tmp_path / "vit"))) == (1, 8, 8)
     assert usual_shape(str(text_folder(tmp_path / "bert"))) == (6,)  # all that it reads
     assert usual_shape(str(torchvision_folder(tmp_path / "squeezenet"))) == (3, 224, 224)
-    assert usual_shape(str(timm_folder(tmp_path / "timm"))) == (3, 16, 16)
+    assert usual_shape(str(timm_folder(tmp_path / "timm"))) == (1, 16, 16)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,5 @@ def timm_folder(folder: Path) -> Path:
         torch.manual_seed(0)
         module = timm.create_model("test_vit", in_chans=1, img_size=16, num_classes=7)
     folder.mkdir(parents=True)
-    about = {"architecture": "test_vit", "num_classes": 7, "model_args": {"img_size": 16}}
-    (folder / "config.json").write_text(json.dumps(about))
-    save_file(module.state_dict(), folder / "model.safetensors")
+    timm.models.save_for_hf(module, folder, model_args={"img_size": 16}, safe_serialization=True)
     return folder

@@ -102,6 +102,25 @@ def test_a_folder_is_a_network_with_a_new_head(kind: str, folders: dict[str, tup
     assert module(torch.zeros(2, *shape)).shape == (2, 3)
 
 
+@pytest.mark.parametrize("kind", ["image", "text", "timm", "torchvision"])
+def test_a_folder_without_a_layer_of_the_body_is_refused_by_its_name(
+    kind: str, folders: dict[str, tuple[Path, tuple[int, ...]]], tmp_path: Path
+) -> None:
+    """That layer was drawn anew without a word: the same in all clients, so no digest tells."""
+    where, shape = folders[kind]
+    shutil.copytree(where, tmp_path / "spoiled")
+    stored = load_file(where / "model.safetensors")
+    head = {name.removeprefix("network.") for name, _ in head_layout(spec(where, shape)).shapes}
+    body = [name for name in stored if "pooler" not in name and name not in head]
+    name = max(body, key=lambda name: stored[name].numel())
+    for spoiled in ({}, {name: stored[name][:-1].contiguous()}):
+        left = {each: tensor for each, tensor in stored.items() if each != name} | spoiled
+        save_file(left, tmp_path / "spoiled" / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ModelError, match="tensors are missing or of another shape: ") as caught:
+            build(spec(tmp_path / "spoiled", shape))
+        assert name.rpartition(".")[2] in str(caught.value) and "classifier" not in str(caught.value)
+
+
 def test_images_and_texts_are_classified_as_transformers_does(folders: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
     module = build(spec(folders["image"][0], adapt="head")).eval()
     plain = loaded("ViTForImageClassification", folders["image"][0])
