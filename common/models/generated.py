@@ -34,8 +34,8 @@ class Generated(nn.Module):
         self.network = network
         for part, leaf, values in self._written():
             del part._parameters[leaf]
-            part.register_buffer(leaf, None, persistent=False)
-            setattr(part, leaf, values.detach())  # as an attribute: recurrent layers keep a list of their weights
+            # As an attribute, as recurrent layers keep a list of their weights. No buffer, as these count as frozen.
+            setattr(part, leaf, values.detach())
 
     def _written(self) -> list[tuple[Any, str, Tensor]]:
         """Return for each written tensor its module in the network, its name there, and its values."""

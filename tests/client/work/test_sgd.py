@@ -322,11 +322,12 @@ def test_a_large_frozen_network_is_passed_in_half_precision(
     assert float((found - expected).norm() / expected.norm()) < 0.1  # bfloat16 has eight bits
 
 
-def test_what_is_trained_as_a_whole_is_passed_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("adapt", ["all", "generated:k=3,h=4"])
+def test_what_is_trained_as_a_whole_is_passed_in_single_precision(adapt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sgd, "LARGE", 1)
     monkeypatch.setattr(sgd, "gains_by_half", lambda device: True)
-    module, inputs = nn.Linear(3, 2), torch.rand(5, 3)
-    assert torch.equal(sgd.outputs_of(module, inputs), module(inputs))
+    module = models.build(replace(LORA, adapt=adapt))
+    assert torch.equal(sgd.outputs_of(module, DATA.inputs), module(DATA.inputs))
 
 
 def test_the_rule_knows_devices() -> None:
