@@ -41,7 +41,7 @@ from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import backbone_shape
 from hyperbloom.common.newcomers import SHARES, Expectation, expect
 from hyperbloom.common.wire import exchanges as wire
-from hyperbloom.common.wire.orders import EvaluateResult, TrainOrder, TrainResult
+from hyperbloom.common.wire.orders import TrainOrder, TrainResult
 from hyperbloom.strategies.algorithm import rank_of
 from hyperbloom.strategies.encoder import ServerEncoder
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, ask, draw, train
@@ -100,7 +100,6 @@ class ODPFL(PFedHN):
         spec = EncoderSpec(self.options.encoder, shape, dim)
         self.encoder = ServerEncoder(spec, self.config.seed, self.options.encoder_learning_rate)
         self._original: tuple[Hypernetwork, Tensor] | None = None  # f and embeddings before phase 2
-        self._original_scores: dict[str, EvaluateResult] = {}  # by name; cached, as these models no longer change
         self._descriptors: dict[int, Tensor] = {}  # by row, from the present encoder
         self._stale = set[int]()  # rows of those to ask again; an evaluation that goes on uses what they said
         self.learner.given = self.options.mode == "end-to-end"
@@ -180,14 +179,10 @@ class ODPFL(PFedHN):
             return Evaluation(scores)
         known = len(self._original[1])
         trained = [client for client in clients if client.row < known and not self.config.is_novel(client.row)]
-        unscored = [client for client in trained if client.client_id not in self._original_scores]
-        found = yield from turn.score(unscored, self._originals)
-        self._original_scores |= {name: each for name, each in found.items() if type(each) is EvaluateResult}
-        names = [client.client_id for client in trained]
-        found_here = [result for name, result in scores.items() if name in names]
-        kept = {name: self._original_scores[name] for name in names if name in self._original_scores}
+        names = {client.client_id for client in trained}
+        kept = yield from turn.score(trained, self._originals)
         others = {name: result for name, result in scores.items() if name not in names}
-        rank = rank_of(found_here, self.metrics[0])
+        rank = rank_of([result for name, result in scores.items() if name in names], self.metrics[0])
         return Evaluation(kept | others, rank=None if rank is None else (1, rank))
 
     def personal(self, clients: Sequence[Client]) -> list[Weights]:

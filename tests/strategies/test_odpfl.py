@@ -555,9 +555,10 @@ def test_who_trained_keeps_the_model_of_phase_one_and_novel_clients_get_the_tune
         assert not torch.allclose(now[name], of_phase_one[name], rtol=0, atol=1e-9)
     assert list(evaluation.scores) == ["c0", "c1", "c2"] and evaluation.novel == {"c1", "c2"}
     assert evaluation.scores["c0"].test.loss == pytest.approx(float(now["c0"].square().sum()))
-    made.grid.passed.clear()
-    made.evaluate(5)  # what serves those who trained has not changed: one evaluation of each is left
-    assert orders(made) == {EvaluateOrder: 3}
+    # Also with other examples than before: the model has not changed, but its score has.
+    clients.tamper = lambda name, result: scored((7, 10, 1.0), (7, 10, 2.0)) if name == "c0" else result
+    evaluation = made.evaluate(5).evaluation
+    assert evaluation is not None and evaluation.scores["c0"].test.loss == 2.0
 
 
 def test_a_client_that_joins_in_phase_two_has_no_model_of_phase_one(tmp_path: Path, doubles: None) -> None:
