@@ -219,8 +219,9 @@ class ODPFL(PFedHN):
     def _mixed(self, clients: Sequence[Client], share: float) -> list[Weights]:
         """Return this share of the weights from each descriptor, and for the rest those of the common model."""
         rows: list[Weights] = []
+        commons = {head: self.common(client) for head, client in {self.head_of(c): c for c in clients}.items()}
         for client, weights in zip(clients, self.personal(clients), strict=True):
-            common = self.common(client)
+            common = commons[self.head_of(client)]
             rows.append(replace(weights, values=common.values.lerp(weights.values, share)) if common else weights)
         return rows
 
