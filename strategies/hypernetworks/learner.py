@@ -251,7 +251,8 @@ class HypernetworkLearner:
             if parameter is not None and parameter.requires_grad:
                 is_first = parameter.grad is None
                 if parameter.grad is None:
-                    parameter.grad = self._spare.setdefault(parameter, torch.empty_like(parameter))
+                    spare = self._spare.get(parameter)
+                    parameter.grad = self._spare[parameter] = torch.empty_like(parameter) if spare is None else spare
                 flat = parameter.grad.view(gradient.shape[1], -1)
                 torch.addmm(flat, gradient.T, factors.detach(), beta=0 if is_first else 1, out=flat)
         if features.requires_grad:
