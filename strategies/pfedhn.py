@@ -224,12 +224,15 @@ class PFedHN(Algorithm):
 
     def _own(self, clients: Sequence[Client]) -> list[Tensor | None]:
         """Return w + d_i `(P,)` of each client that has trained with a network of its present size, else None."""
-        known = [self._trained.get(client.row, torch.empty(0)) for client in clients]
-        start = self.learner.hypernetwork.start
+        starts, known = self._starts(clients), [self._trained.get(client.row, torch.empty(0)) for client in clients]
         return [
-            start(self.head_of(c)) + row if len(row) == self.layout(c).numel else None
+            starts[self.head_of(c)] + row if len(row) == self.layout(c).numel else None
             for c, row in zip(clients, known, strict=True)
         ]
+
+    def _starts(self, clients: Sequence[Client]) -> dict[str, Tensor]:
+        """Return w `(P,)` of each head of some clients. It is copied from the device, so not once for each client."""
+        return {head: self.learner.hypernetwork.start(head) for head in {self.head_of(client) for client in clients}}
 
     def by_head(self, clients: Sequence[Client], write: Callable[[list[int], str], Tensor]) -> list[Weights]:
         """Return each client's weights; `write` is called once per head with all its rows, and returns `(n, P)`."""
@@ -258,10 +261,10 @@ class PFedHN(Algorithm):
                 self._applied.append(reply)
         else:
             self.learner.update(replies, options.update)
+        starts = self._starts([update.client for update in updates])
         for update in updates if self.uses_trained else ():  # d_i = theta_i~ - w, after w has moved
             assert update.sent is not None and update.returned is not None
-            start = self.learner.hypernetwork.start(self.head_of(update.client))
-            self._trained[update.client.row] = update.sent + update.returned - start
+            self._trained[update.client.row] = update.sent + update.returned - starts[self.head_of(update.client)]
 
     def _average(self, replies: Sequence[Reply]) -> list[Reply]:
         """Move the network for all by every client's n-th part of its change; return what is left to learn."""
