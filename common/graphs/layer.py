@@ -161,21 +161,16 @@ def _check_fields(layer: LayerType) -> None:
     """Raise a LayerError for fields that the kind does not have, and for channels that the groups do not divide."""
     dimensions = CONVOLUTIONS.get(layer.kind, 0)
     window = dimensions or POOLS.get(layer.kind, 0)
-    pair = dimensions or layer.kind in _LINEAR
-    shaped = layer.kind in SHAPED
+    pair, shaped = dimensions or layer.kind in _LINEAR, layer.kind in SHAPED
+    fewest, most = (2, 2) if pair else (0 if layer.kind in FREE else 1, 4) if shaped else (0, 0)
+    roles = ("weight",), ("bias",), ("weight", "bias")
     allowed = {
-        "channels": len(layer.channels) == 2
-        if pair
-        else (layer.kind not in FREE) <= len(layer.channels) <= 4
-        if shaped
-        else not layer.channels,
+        "channels": fewest <= len(layer.channels) <= most,
         "kernel": len(layer.kernel) == window,
         "stride": len(layer.stride) in (0, window) and not (layer.stride and set(layer.stride) == {1}),
         "dilation": len(layer.dilation) in (0, dimensions) and not (layer.dilation and set(layer.dilation) == {1}),
         "groups": layer.groups == 1 or bool(dimensions) or layer.kind == "groupnorm",
-        "parameters": layer.roles in ((), ("weight",), ("bias",), ("weight", "bias"))
-        if pair or shaped
-        else not layer.roles,
+        "parameters": not layer.roles or ((pair or shaped) and layer.roles in roles),
     }
     wrong = [name for name, fine in allowed.items() if not fine]
     if wrong:
