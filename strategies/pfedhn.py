@@ -58,7 +58,7 @@ FEW = 1000
 
 
 class PFedHNOptions(Section):
-    """Options of pFedHN; the defaults are the values of the authors' code."""
+    """Options of pFedHN; the defaults of rates, momentum, decay and widths are the values of the authors' code."""
 
     learning_rate: Rate = Field(1e-2, description="learning rate of the hypernetwork")
     embedding_learning_rate: Rate | None = Field(None, description="learning rate of the embeddings; default: the same")
@@ -244,7 +244,7 @@ class PFedHN(Algorithm):
         return [weights[client.row] for client in clients]
 
     def learn(self, updates: Sequence[Update]) -> None:
-        """Take the vector-Jacobian products and one step of the persistent optimiser, or a step per reply."""
+        """Move w by the mean change, step with phi and v_i on what is left of each change, and keep d_i."""
         options, replies = self.options, []
         for update in updates:
             assert update.returned is not None
