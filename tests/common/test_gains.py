@@ -74,6 +74,9 @@ def gain(chosen: str = "personal", value: float = 0.031, low: float = 0.012, hig
             gain(value=0.0, low=-0.0001, high=0.0001),
             "ward-7: no difference can be seen; it gains 0.0 points (0.0 to 0.0)",
         ),
+        # An interval of few examples is cut at 0, and then shows nothing.
+        (gain(low=0.0), "ward-7: no difference can be seen; it gains 3.1 points (0.0 to 5.0)"),
+        (gain(value=-0.03, low=-0.05, high=0.0), "ward-7: no difference can be seen; it gains -3.0 points (-5.0 to "),
         (gain("alone", 0.0, 0.0, 0.0), "ward-7: keep training alone; no model of the federation is surely better"),
     ],
 )
@@ -113,6 +116,11 @@ def test_of_what_falls_it_is_said_whether_it_is_lower_or_higher(bounds: tuple[fl
     assert f"a 5.0 points {'lower' if bounds[0] > 0 else 'higher'} calibration error (" in points
     mean = of_all([told, told], "rmse")
     assert mean.startswith(f"2 clients have a 0.5000 {'lower' if bounds[0] > 0 else 'higher'} RMSE (")
+
+
+def test_an_interval_that_ends_at_zero_counts_as_neither_better_nor_worse() -> None:
+    told = [gain(low=0.0), gain(value=-0.03, low=-0.05, high=0.0)]
+    assert ": 0 better, 0 worse; kept what was trained alone: 0" in of_all(told, "accuracy")
 
 
 def test_the_mean_over_clients_has_an_interval_and_counts_who_gains() -> None:

@@ -336,6 +336,11 @@ def test_a_client_that_fails_for_another_reason_keeps_it(run: Make) -> None:
         assert not answers if sent else answers
 
 
+def test_a_set_of_fewer_inputs_than_rows_is_taken_whole(run: Make) -> None:
+    made: list[Any] = [make_algorithm(run(rows=rows)) for rows in (20, 500)]
+    assert [each.method(1).rows for each in made] == [20, INPUTS]
+
+
 def test_each_round_has_rows_of_its_own(run: Make, tmp_path: Path) -> None:
     federation = digits_federation(run(), tmp_path)
     federation.run()

@@ -177,6 +177,19 @@ def test_the_dimension_of_an_embedding_is_int_of_1_plus_a_quarter_of_the_clients
     assert learner.hypernetwork.trunk[0].weight.shape == (16, dim)
 
 
+@pytest.mark.parametrize(
+    ("options", "clip"),
+    [
+        ({"learning_rate": 0.002}, 10.0),
+        ({"learning_rate": 0.05}, 2.0),
+        ({"learning_rate": 0.05, "start": "hypernetwork"}, 50.0),
+        ({"clip": 3.0}, 3.0),
+    ],
+)
+def test_the_gradient_is_clipped_as_the_option_says(options: dict[str, Any], clip: float) -> None:
+    assert built(options=options).learner.clip == pytest.approx(clip)
+
+
 def test_options_reach_the_hypernetwork_and_its_optimiser() -> None:
     options = {"embedding_dim": 7, "hidden_dim": 9, "hidden_layers": 1, "embedding_learning_rate": 0.3}
     learner = built(options=options).learner

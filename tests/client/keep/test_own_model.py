@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from hyperbloom.client.cli import main
 from hyperbloom.client.keep.own_model import write_own_model
-from hyperbloom.client.keep.state import ClientState
+from hyperbloom.client.keep.state import ClientState, Scored
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import evaluation
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.scoring import evaluate
 from hyperbloom.common.data import DataSpec, Examples, load_client_data
-from hyperbloom.common.errors import HyperbloomError
+from hyperbloom.common.errors import ConfigError, HyperbloomError, ModelError
 from hyperbloom.common.files import export
 from hyperbloom.common.files.export import read_model
 from hyperbloom.common.models import ModelSpec, build
@@ -186,6 +186,36 @@ def test_which_run_and_which_data_are_told(tmp_path: Path, capsys: pytest.Captur
     assert "cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
     assert main(wanted(run, tmp_path / "model", "--run=-pc")) == 0
+
+
+def test_a_run_named_in_full_is_meant_though_another_begins_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "scored").mkdir()
+    for run in ("r-fedhenn", "r-fedhenn-homogeneous"):
+        (tmp_path / "scored" / f"{run}.safetensors").write_bytes(b"{}")
+    settings = ClientSettings("a", DataSpec("digits"), state_dir=tmp_path)
+    with pytest.raises(HyperbloomError, match=r"r-fedhenn\.safetensors cannot be read"):
+        write_own_model(settings, "r-fedhenn", tmp_path / "model")
+    with pytest.raises(ConfigError, match="--run: expected one of r-fedhenn, r-fedhenn-homogeneous"):
+        write_own_model(settings, "fedhenn", tmp_path / "model")
+
+
+@pytest.mark.parametrize("now", ["a layer more", "a layer less", "another shape"])
+def test_a_network_that_has_changed_since_its_training_is_not_written(now: str, tmp_path: Path) -> None:
+    """What is new in it would be random, and look like a trained model."""
+    settings = ClientSettings("a", DataSpec(partition=0, partitions=2), state_dir=tmp_path)
+    tensors = dict(build(ModelSpec("mlp", "M", (1, 8, 8), 10)).state_dict())
+    name = next(iter(tensors))
+    if now == "a layer less":
+        tensors["lost.weight"] = tensors[name]
+    elif now == "a layer more":
+        del tensors[name]
+    else:
+        tensors[name] = tensors[name][:1]
+    facts = {"model": "mlp", "size": "M", "input_shape": (1, 8, 8), "num_classes": 10, "round": 1, "private": "all"}
+    known = {"task": "classification", "moments": (), "metrics": {}, "total": 1}
+    ClientState(tmp_path).save_scored("run", tensors, Scored.model_validate(facts | known))
+    with pytest.raises(ModelError, match="mlp: is another network now than that which run trained"):
+        write_own_model(settings, "run", tmp_path / "model")
 
 
 def test_a_model_of_a_table_keeps_the_schema_of_its_run(tmp_path: Path) -> None:

@@ -52,6 +52,16 @@ def test_it_is_written_at_most_once_a_second(tmp_path: Path, monkeypatch: pytest
     assert written[3:] == [2000.0, 2000.1]
 
 
+def test_the_least_noise_is_that_of_any_process(tmp_path: Path) -> None:
+    """A later one that demands more does not cover what an earlier one let go, nor do scores count as covered."""
+    for noise in (8.0, 4.0, 6.0):
+        each = ledger(tmp_path, min_noise=noise)
+        each.add("train", 1)
+        each.add("evaluate", 1)
+    found = read_sent(tmp_path)
+    assert (found["least"], found["noisy"]) == (4.0, 3)
+
+
 @pytest.mark.parametrize("content", ["", "[1]", '{"kinds": 3}', "null"])
 def test_a_ledger_that_is_damaged_or_cannot_be_written_does_not_break_the_client(tmp_path: Path, content: str) -> None:
     (tmp_path / SENT).write_text(content)

@@ -22,7 +22,9 @@ from hyperbloom.server.loop.listener import Listener
 from hyperbloom.server.loop.post import Failure
 from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
-from hyperbloom.strategies.exchange import Client
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, ask
+from hyperbloom.strategies.local import Local
+from hyperbloom.strategies.turn import Evaluation, Turn
 
 from ..conftest import Clock, app_error
 from .crew import Crew, LoggingGrid, Twice
@@ -41,6 +43,26 @@ def everyone(run: Crew, *names: str) -> Crew:
     for node, name in enumerate(names, start=2):
         run.join(node, name)
     return run
+
+
+class Describing(Local):
+    """Asks for something before it scores, as odpfl does for descriptors."""
+
+    def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
+        yield from ask(Ask(clients, turn.training(clients).orders))
+        return Evaluation((yield from turn.score(clients)))
+
+
+def test_what_an_evaluation_asks_for_is_no_traffic_of_the_round_after_it(
+    crew: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STRATEGIES, "local", Describing)
+    traffic = []
+    for eval_every in (1, 9):
+        run = everyone(crew(clients=2, cohort=2, rounds=2, eval_every=eval_every), "a", "b")
+        run.run()
+        traffic.append([(report.bytes_down, report.bytes_up) for report in run.told.reports])
+    assert traffic[0] == traffic[1] and min(map(min, traffic[0])) > 0
 
 
 # ---------------------------------------------------------------------- late replies

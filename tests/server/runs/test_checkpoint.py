@@ -10,7 +10,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.loop.listener import Checkpoint, Progress
 from hyperbloom.server.loop.roster import Roster
-from hyperbloom.server.runs.checkpoint import is_over, locked
+from hyperbloom.server.runs.checkpoint import is_over, locked, read_resume
 from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.server.runs.lines import CLIENTS, METRICS
 
@@ -57,6 +57,16 @@ def test_two_stay_and_of_a_run_that_is_over_the_last_alone(tmp_path: Path) -> No
     assert is_over(tmp_path, CONFIG), "the one before says so"
     (tmp_path / "checkpoints" / "000004.json").unlink()
     assert not is_over(tmp_path, CONFIG)
+
+
+def test_a_damaged_checkpoint_is_deleted_once_another_one_is_sound(tmp_path: Path) -> None:
+    """It would count as one of the two that stay, and a sound one would go in its place."""
+    folder, said = RunFolder(tmp_path, CONFIG, "run"), list[str]()
+    for number in (1, 2):
+        folder.checkpoint(checkpoint(0, number))
+    (tmp_path / "checkpoints" / "000002.safetensors").write_bytes(b"")
+    assert read_resume(tmp_path, CONFIG, said.append)[1] == 1 and len(said) == 1
+    assert numbers(tmp_path) == ["000001.json", "000001.safetensors"]
 
 
 @pytest.mark.parametrize("name", ["baselines/local", METRICS, "checkpoints/lock"])
