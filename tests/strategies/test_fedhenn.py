@@ -325,6 +325,14 @@ def test_a_client_that_loses_it_misses_a_round_and_gets_it_again(run: Make, tmp_
     assert len(federation.grid.sent(ReferenceOrder)) == 4
 
 
+@pytest.mark.parametrize("strategy", ["fedhenn", HOMOGENEOUS])
+def test_a_client_that_cannot_keep_it_is_not_ordered_to_train(run: Make, tmp_path: Path, strategy: str) -> None:
+    federation = digits_federation(run(strategy, rounds=1), tmp_path)
+    (tmp_path / "client-1" / "reference.safetensors").mkdir(parents=True)
+    history, _ = federation.run()
+    assert history.rounds[0].refused.keys() == {"client-1"} and len(federation.grid.sent(TrainOrder)) == 2
+
+
 def test_a_client_that_fails_for_another_reason_keeps_it(run: Make) -> None:
     made = joined(run(), introduction("a", input_shape=(1, 8, 8), num_classes=10))
     clients = list(made.clients.values())
