@@ -152,6 +152,11 @@ class _OverReference(Algorithm):
             self._holding |= {client.row: True for client, _ in (yield from ask(wanted))}
         return [client for client in clients if self._has(client)]
 
+    def join(self, client: Client, first: bool) -> None:
+        """Take the word of a client that comes back: its disk may be a new one."""
+        super().join(client, first)
+        self._holding.pop(client.row, None)
+
     def _has(self, client: Client) -> bool:
         return self._holding.get(client.row, bool(client.about.has_reference))
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hyperbloom.server.loop.listener import Listener, RoundReport
 from hyperbloom.server.loop.rounds import run_rounds
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.strategies import make_algorithm
+from hyperbloom.strategies.exchange import Client
 from tests.common.test_cka import naive_cka, naive_rbf
 from tests.strategies.conftest import (
     RUN_ID,
@@ -323,6 +325,21 @@ def test_a_client_that_loses_it_misses_a_round_and_gets_it_again(run: Make, tmp_
     assert history.cohorts[1] == ["client-0", "client-2"]
     assert "expected the reference set" in texts(history.rounds[1])["client-1"]
     assert len(federation.grid.sent(ReferenceOrder)) == 4
+
+
+def test_a_client_that_comes_back_without_it_gets_it_again(run: Make) -> None:
+    about = introduction("a", input_shape=(1, 8, 8), num_classes=10)
+    made = joined(run(), about)
+    for has, sent in ((None, 1), (False, 1), (True, 0)):
+        if has is not None:
+            made.join(Client("a", 0, replace(about, has_reference=has)), first=False)
+        orders: list[Order] = []
+        clients = list(made.clients.values())
+        assert (
+            play(made.send(clients), lambda name, order, to=orders: to.append(order) or ReferenceResult(made.reference))
+            == clients
+        )
+        assert len(orders) == sent
 
 
 @pytest.mark.parametrize("strategy", ["fedhenn", HOMOGENEOUS])
