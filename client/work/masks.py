@@ -53,7 +53,7 @@ def make_keys(client: Client, order: wire.KeysOrder) -> wire.KeysResult:
     try:
         key, peers = identity_of(client.settings)  # read anew, because its user may have taken somebody off the list
     except ConfigError as error:
-        log.error("%s", error)  # a path of this machine
+        log.error("%s", error)  # it names a file, which is not the server's business
         raise HyperbloomError("the client cannot read its --key or --peers; its log says why") from None
     _rounds[client.settings] = SecureRound(order.run_id, order.round, key or make_key(), peers)
     return _rounds[client.settings].keys()

@@ -66,13 +66,13 @@ class Run:
         """Return whether a client may be in a cohort."""
         return self.algorithm.trains(client) and not self.config.is_novel(client.row)
 
-    def can_go_on(self, fruitless: int = 0) -> bool:
+    def can_go_on(self, forbidden: bool = False) -> bool:
         """Return whether enough clients are here, or waiting brings no more: a quarantine ends after rounds.
 
-        After masked rounds that brought nothing, as many must be here as stay to the end of a whole cohort.
+        After a masked round that clients found too small, as many must be here as stay to the end of a whole cohort.
         """
         roster, config, least = self.federation.roster, self.config, FEWEST_CLIENTS if self.masked else 1
-        if self.masked and fruitless:
+        if self.masked and forbidden:
             least = threshold_of(config.cohort, config.min_replies)
         held = partial(roster.conduct.in_quarantine, round_number=self.federation.round)
         here = self.candidates()
@@ -134,7 +134,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
         CohortError: no client could be evaluated, or all have left.
     """
     config, federation = run.config, run.federation
-    best, fruitless, late = done.best, done.fruitless, federation.late
+    best, fruitless, late, forbidden = done.best, done.fruitless, federation.late, False
     begin = time.perf_counter() - done.elapsed
     # Round 0 scores what another run has learned, before this one adds to it.
     for number in range(max(done.round + 1, 0 if config.init_from else 1), config.rounds + 1):
@@ -144,9 +144,10 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
         start, outcome = time.perf_counter(), Outcome()
         federation.post.take_traffic()  # discard the traffic of the last evaluation
         federation.round = number
-        federation.gather(1, config.join_timeout_s, partial(run.can_go_on, fruitless))
+        federation.gather(1, config.join_timeout_s, partial(run.can_go_on, forbidden))
         useful = number == 0 or run.train(number, outcome)
         fruitless = 0 if useful else fruitless + bool(outcome.refused)  # if all are in quarantine, nobody was asked
+        forbidden = not useful and any(why.reason is Reason.FORBIDDEN for why in outcome.refused.values())
         elapsed = time.perf_counter() - begin
         traffic, asked = federation.post.take_traffic(), len(outcome.results.keys() | outcome.refused.keys())
         if number % config.eval_every == 0 or number == config.rounds:

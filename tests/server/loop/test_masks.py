@@ -17,7 +17,7 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import masks as client_side
 from hyperbloom.client.work import training
 from hyperbloom.common.config import PrivacyConfig, RunConfig
-from hyperbloom.common.errors import CohortError, RefusedError
+from hyperbloom.common.errors import CohortError, HyperbloomError, RefusedError
 from hyperbloom.common.graphs import SHARED
 from hyperbloom.common.layout import Weights
 from hyperbloom.common.reasons import Reason
@@ -268,12 +268,20 @@ def test_while_one_is_away_the_others_keep_the_threshold_of_a_whole_cohort() -> 
     assert {order.agreement.threshold for order in crew.grid.sent(SharesOrder)} == {5}
 
 
-def test_after_a_masked_round_that_brought_nothing_more_clients_are_waited_for() -> None:
+@pytest.mark.parametrize(("insists", "rounds"), [(True, {1}), (False, {*range(1, 11)})])
+def test_after_a_masked_round_that_clients_found_too_small_more_are_waited_for(insists: bool, rounds: set[int]) -> None:
+    """A round that failed for another reason, such as a client that went, is tried again with those that are here."""
     crew = left_by(Crew(6, rounds=20, eval_every=20, min_replies=1.0, join_timeout_s=0.2), 1)
-    crew.fails = {("c1", MaskedOrder)}
-    with pytest.raises(CohortError, match=r"^too few of the clients that are here can be trained, and no other came"):
+
+    def refuse(result: SharesResult, crew: Crew) -> Any:
+        raise HyperbloomError("found sums of 5 or more", reason=Reason.FORBIDDEN)
+
+    crew.lies = {("c1", SharesOrder): refuse} if insists else {}
+    crew.fails = set() if insists else {("c1", MaskedOrder)}
+    why = "too few of the clients that are here can be trained, and no other came" if insists else ".*in 10 rounds"
+    with pytest.raises(CohortError, match=f"^{why}"):
         crew.run()
-    assert {order.round for order in crew.grid.sent(KeysOrder)} == {1}
+    assert {order.round for order in crew.grid.sent(KeysOrder)} == rounds
 
 
 def test_who_trains_in_time_under_masks_has_no_missed_deadlines() -> None:
