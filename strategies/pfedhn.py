@@ -261,8 +261,9 @@ class PFedHN(Algorithm):
                 self._applied.append(reply)
         else:
             self.learner.update(replies, options.update)
-        starts = self._starts([update.client for update in updates])
-        for update in updates if self.uses_trained else ():  # d_i = theta_i~ - w, after w has moved
+        kept = updates if self.uses_trained else ()
+        starts = self._starts([update.client for update in kept])
+        for update in kept:  # d_i = theta_i~ - w, after w has moved
             assert update.sent is not None and update.returned is not None
             self._trained[update.client.row] = update.sent + update.returned - starts[self.head_of(update.client)]
 

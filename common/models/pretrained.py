@@ -191,7 +191,7 @@ def _filled(module: nn.Module, folder: Path, input_shape: tuple[int, ...]) -> nn
 
 
 def _whole(module: nn.Module, lacking: list[str], input_shape: tuple[int, ...]) -> nn.Module:
-    """Return a network; ValueError if its file lacks more than the head, or than a pooler, which BERT's may lack."""
+    """Return a network; ValueError if its file lacks a layer beside the head and a pooler, which BERT's may lack."""
     head = head_of(module, input_shape) if lacking else ()
     if wrong := sorted(name for name in lacking if not name.startswith(head) and ".pooler." not in name):
         raise ValueError(f"tensors are missing or of another shape: {', '.join(wrong[:3])}")

@@ -25,8 +25,8 @@ from hyperbloom.strategies.turn import Evaluation, Turn
 FRUITLESS_ROUNDS = 10
 NEVER_EVALUATED = (
     "no round can be selected: in none was the selecting metric known on validation examples. Either no client could "
-    "be evaluated (the log has each client's reason; with --min-masked or --min-noise, --max-scores N allows "
-    "some), or it is undefined for all (select names another)"
+    "be evaluated (the log has each client's reason; with --min-masked or --min-noise a client tells scores only up to "
+    "its --max-scores), or it is undefined for all (select names another)"
 )
 
 Save = Callable[[Progress], None]

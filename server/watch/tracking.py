@@ -33,7 +33,7 @@ BUILT_IN = {
 
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 50.0
-"""How long a run that is over waits for its trackers before it ends them, for which it waits too."""
+"""Seconds that a run that is over waits for its trackers before it terminates them."""
 
 Subject = Mapping[str, Any]
 """A strategy of a run, which is what a tracker follows: its `name`, the `group` and the `folder` of its run, `run`, the
