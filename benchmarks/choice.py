@@ -41,10 +41,10 @@ def best(trials: Trials, names: Sequence[str], by_loss: bool = False) -> str:
 
 
 def surely(trials: Trials, names: Sequence[str], data: Any, share: float) -> str:
-    """Return the best of some models if at most a `share` of resamples says that training alone is as good."""
+    """Return the best of some models if at most a `share` of resamples of groups says that alone is as good."""
     chosen = best(trials, names)
     right = [(trials[name].answers[0].argmax(1) == data.labels.cpu()).double().numpy() for name in (chosen, "alone")]
-    gained = right[0] - right[1]
+    gained = np.array([(right[0] - right[1])[rows].mean() for rows in comparison._units(data)])
     return chosen if interval(lambda rows: float(gained[rows].mean()), len(gained), 1000, share)[0] > 0 else "alone"
 
 
@@ -134,7 +134,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/pays"), help="folder for data sets that are made")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=range(3, 9))
-    parser.add_argument("--sets", nargs="+", default=["heart", "digits", "airline"])
+    parser.add_argument("--sets", nargs="+", default=["heart", "digits", "chest", "airline"])
     parser.add_argument("--strategies", nargs="+", default=["pfedhn"], help="of those with options.start")
     parser.add_argument("--start", default="common", help="what the hypernetwork starts from")
     args = parser.parse_args(words)

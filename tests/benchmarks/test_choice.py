@@ -1,8 +1,10 @@
 """Rules for the choice between the federation's models and one trained alone: their table, and the one taken."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,3 +42,16 @@ def test_the_rule_that_is_taken_is_that_of_clients(right: int) -> None:
     trials = {"personal": trial(right, 0.1), "tuned": trial(right - 1, 0.2), "alone": trial(5, 0.3)}
     chosen = comparison._choose(trials, "accuracy")
     assert choice.RULES[choice.TAKEN](trials, data) == chosen == ("personal" if right > 5 else "alone")
+
+
+def test_the_rules_by_accuracy_count_a_patient_once() -> None:
+    images = Examples(torch.zeros(12, 1), torch.zeros(12, dtype=torch.long))
+    patients = replace(images, groups=np.repeat(range(4), 3))
+
+    def trial(right: int) -> Any:
+        answers = torch.tensor([[1.0, 0.0]] * right + [[0.0, 1.0]] * (12 - right))
+        return SimpleNamespace(answers=[answers], val=score_of(images, answers, 2, 0.1, ("accuracy",), disclose=False))
+
+    trials = {"personal": trial(12), "alone": trial(9)}  # better on one of four patients, by three images
+    rule = choice.RULES["the best, if surely better by 1 standard error"]
+    assert rule(trials, images) == "personal" and rule(trials, patients) == "alone"

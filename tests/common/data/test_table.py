@@ -102,6 +102,11 @@ def test_cells_stand_between_commas_semicolons_or_tabs(tmp_path: Path, delimiter
     assert read_cells(tmp_path / "t.csv") == {"age": ["60"], "a long name": ["x"]}
 
 
+def test_a_table_may_begin_with_the_mark_that_spreadsheets_write(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("age,ill\n60,no\n", encoding="utf-8-sig")
+    assert read_cells(tmp_path / "t.csv") == {"age": ["60"], "ill": ["no"]}
+
+
 def test_a_name_in_quotes_says_nothing_of_what_stands_between_cells(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text('"dose; mg; ml",age\n5,60\n')
     assert read_cells(tmp_path / "t.csv") == {"dose; mg; ml": ["5"], "age": ["60"]}
@@ -248,6 +253,17 @@ def test_few_numbers_beside_words_are_words(cells: list[str]) -> None:
     assert set(propose({"x": kept, "c": 4 * cells, "y": 4 * cells}, ("y",), "t").classes) == set(cells)
     if len(cells) <= FEW_NUMBERS:
         assert why_left_out(4 * cells) == ""
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [f"ward {number}" for number in range(FEW_NUMBERS)],
+        [*map(str, range(20)), *(f"E{number}" for number in range(20))],
+    ],
+)
+def test_words_of_few_rows_and_codes_among_which_some_are_numbers_are_words(cells: list[str]) -> None:
+    assert why_left_out(cells if len(cells) <= FEW_NUMBERS else 2 * cells) == ""
 
 
 @pytest.mark.filterwarnings("error")
