@@ -194,7 +194,6 @@ class _Loop:
             self._failed.add(client.row)
         elif staleness > self.limit:
             self.outcome.leave_out(client, Reason.STALE, f"staleness {staleness} is over the limit of {self.limit}")
-            self._useless += 1
         elif self._applied == self.total:
             self.outcome.leave_out(client, Reason.DROPPED, "dropped: the last round was over")
         else:

@@ -99,6 +99,15 @@ def test_another_schema_than_the_servers_is_told(tmp_path: Path) -> None:
     assert str(one.failure).startswith("--schema: not the server's: expected")
 
 
+def test_a_schema_that_leaves_the_scale_to_the_run_is_the_servers(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("\n".join(["age,sex,ill", *(f"{50 + i},{'fm'[i % 2]},{i % 2}" for i in range(20))]))
+    (tmp_path / "own.json").write_text(SCHEMA.replace(', "mean": 50.0, "std": 10.0', ""))
+    schema = read_schema(SCHEMA, "here")
+    made = replace(offer(shape=(schema.width,)), num_classes=2, schema=schema.text)
+    one = newcomer(tmp_path, DataSpec(str(tmp_path / "t.csv"), schema=tmp_path / "own.json"))
+    assert isinstance(one.describe(made), Description), one.failure
+
+
 def test_a_table_is_never_scaled_by_its_own_values(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("\n".join(["age,ill", *(f"{i / 3},{i % 2}" for i in range(40))]))
     one = newcomer(tmp_path, DataSpec(str(tmp_path / "t.csv"), label="ill"))

@@ -198,8 +198,8 @@ class Twice(Local):
 
     def evaluate(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Evaluation]:
         first = yield from turn.score(clients)
-        again = [client for client in clients if client.client_id in first]
-        return Evaluation((yield from turn.score(again)))
+        named = {client.client_id: client for client in clients}
+        return Evaluation((yield from turn.score([named[name] for name in first])))
 
 
 __all__ = ["Crew", "Entry", "LoggingGrid", "Told", "Twice"]

@@ -260,8 +260,8 @@ def test_one_client_that_always_fails_at_once_does_not_end_the_run(crew: Callabl
     run = crew(clients=4, cohort=4, rounds=3, eval_every=3)
     run.join(2, "bad", train=0.01)
     run.answer["bad"] = lambda message: app_error("RuntimeError: its own model fails")
-    for node, name in ((3, "a"), (4, "b"), (5, "c")):
-        run.join(node, name, train=3.0)
+    for node, name, seconds in ((3, "a", 3.0), (4, "b", 3.7), (5, "c", 4.3)):
+        run.join(node, name, train=seconds)
     run.run()
     assert len(run.learned) == 12
     answers = [entry.client for entry in run.entries("train") if entry.what == "answer"]
