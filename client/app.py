@@ -84,7 +84,8 @@ def train_all(messages: Sequence[tuple[Message, Context]]) -> list[Message | Exc
 
 def _reply(message: Message, outcome: object) -> Message:
     """Return the reply with an answer, or with a `Failed` for a HyperbloomError; raise any other exception."""
-    wrong = attempt(outcome.check) if isinstance(outcome, TrainResult | EvaluateResult) else None
+    kinds = TrainResult, EvaluateResult, exchanges.DescribeResult
+    wrong = attempt(outcome.check) if isinstance(outcome, kinds) else None
     if isinstance(wrong, WireError):  # the server would take it for a lie
         outcome = HyperbloomError(
             f"{wrong}; scale the inputs and targets, or lower local.learning_rate", reason=Reason.DIVERGED

@@ -103,5 +103,5 @@ class Weights:
     def check_norm(self, most: float = LARGEST_NORM) -> None:
         """Raise a WireError if the norm is larger than `most`."""
         norm = float(self.values.double().norm())
-        if norm > most:
+        if not norm <= most:
             raise WireError(f"expected a norm of at most {most:.3g}, found {norm:.3g}")

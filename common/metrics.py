@@ -1,5 +1,6 @@
 """How figures are shown and compared: the unit of each metric, and whether more of it is better. Without torch."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,10 +17,12 @@ class Scale:
     Attributes:
         percent: whether it is shown in percent: a share from 0 to 1 times 100.
         rises: whether more is better.
+        most: the largest possible value.
     """
 
     percent: bool = False
     rises: bool = True
+    most: float = math.inf
 
     @property
     def factor(self) -> float:
@@ -47,12 +50,12 @@ class Scale:
         return max(values) if self.rises else min(values)
 
 
-_SHARE, _ERROR = Scale(percent=True), Scale(rises=False)
+_SHARE, _ERROR = Scale(percent=True, most=1.0), Scale(rises=False)
 _SCALES = {
     **dict.fromkeys(("accuracy", "balanced-accuracy", "macro-f1", "auroc", "average-precision", "dice", "iou"), _SHARE),
-    "calibration-error": Scale(percent=True, rises=False),
+    "calibration-error": Scale(percent=True, rises=False, most=1.0),
     **dict.fromkeys(("mae", "rmse"), _ERROR),
-    "r2": Scale(),
+    "r2": Scale(most=1.0),
 }
 _TITLES = {"dice": "Dice", "iou": "IoU", "macro-f1": "macro-F1"}
 _TITLES |= {name: name.upper() for name in ("auroc", "mae", "r2", "rmse")}

@@ -24,7 +24,6 @@ scales gradients; docs/odpfl.md says why.
 """
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,7 +34,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hyperbloom.common.config import Positive, Rate
-from hyperbloom.common.encoders import ENCODERS, EncoderSpec, descriptor_layout
+from hyperbloom.common.encoders import ENCODERS, FIT_CLIP, FIT_MOMENTUM, EncoderSpec, descriptor_layout
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import backbone_shape
@@ -51,8 +50,6 @@ from hyperbloom.strategies.turn import Evaluation, Turn
 
 CALIBRATION = 64
 """Most clients whose descriptors calibrate a fresh encoder."""
-FARTHEST = 100.0
-"""Largest root mean square of an accepted descriptor. Sound ones have deviation 1, fresh ones less."""
 
 
 class ODPFLOptions(PFedHNOptions):
@@ -249,7 +246,7 @@ class ODPFL(PFedHN):
         def check(client: Client, result: wire.DescribeResult) -> None:
             self.encoder.check_version(result.version)
             result.weights.check(descriptor_layout(dim), self.encoder.gamma.dtype)
-            result.weights.check_norm(FARTHEST * math.sqrt(dim))
+            result.check()
 
         answers = yield from ask(
             Ask(clients, lambda some: [order] * len(some), check, self.encoder.gamma.numel(), quorum=keep)
@@ -280,6 +277,7 @@ class ODPFL(PFedHN):
     def _fitting(self, turn: Turn, clients: Sequence[Client]) -> Train:
         wanted, layout = turn.training(clients), descriptor_layout(self.encoder.spec.dim)
         table, options = self.learner.table.weight.detach().cpu(), self.options
+        farthest = options.fit_steps * options.fit_rate * FIT_CLIP / (1 - FIT_MOMENTUM)  # that the steps can lead
 
         def orders(some: Sequence[Client]) -> list[TrainOrder]:
             return [
@@ -300,6 +298,7 @@ class ODPFL(PFedHN):
         def check(client: Client, result: TrainResult) -> None:
             assert isinstance(result, wire.FitResult)
             self.encoder.check_change(result.version, result.gamma)
+            result.gamma.check_norm(farthest)
 
         return replace(wanted, orders=orders, check=check, size=wanted.size + self.encoder.gamma.numel())
 

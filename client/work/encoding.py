@@ -18,9 +18,6 @@ from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import backbone_features
 from hyperbloom.common.wire.exchanges import BackpropOrder, BackpropResult, DescribeOrder, DescribeResult, Fit
 
-FIT_MOMENTUM = 0.9
-FIT_CLIP = 1.0
-"""Largest norm of a step's gradient, so that a distant target descriptor does not destroy the encoder."""
 LOADED_ENCODERS = 4
 
 
@@ -79,8 +76,8 @@ def fit_encoder(fit: Fit, inputs: Tensor) -> Weights:
         part.gradient.zero_()
         encoders.encode_backward(module, inputs, 2 * error / dim)
         with torch.no_grad():
-            part.clip(FIT_CLIP)
-            velocity.mul_(FIT_MOMENTUM).add_(part.gradient)
+            part.clip(encoders.FIT_CLIP)
+            velocity.mul_(encoders.FIT_MOMENTUM).add_(part.gradient)
             part.values.sub_(velocity, alpha=fit.rate)
     return Weights(part.layout, part.values.cpu() - fit.gamma.values)
 

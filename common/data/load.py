@@ -73,9 +73,7 @@ def read_pool(spec: DataSpec) -> Pool:
     if ":" in spec.data:
         return read_function(spec)
     names = ", ".join([*DATASETS, *plugins("datasets")])
-    forms = (
-        f"one of {names}; a path ending in .npz, .csv, .tsv or .parquet; an existing folder of images by class; hf:NAME"
-    )
+    forms = f"one of {names}; a path to .npz, .csv, .tsv or .parquet; an existing folder of images by class; hf:NAME"
     raise DataError(f"data: expected {forms}; or package.module:function; found {spec.data!r}")
 
 

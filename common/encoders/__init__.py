@@ -18,6 +18,10 @@ from hyperbloom.common.layout import Layout
 
 ENCODERS: dict[str, Callable[[tuple[int, ...], int], Encoder]] = {"deepset": DeepSet, "private": Private}
 
+FIT_MOMENTUM = 0.9
+FIT_CLIP = 1.0
+"""Largest norm of the gradient of a step towards a descriptor, so that a distant one does not destroy the encoder."""
+
 
 @dataclass(frozen=True)
 class EncoderSpec:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from hyperbloom.common.layout import Weights
 from hyperbloom.common.wire.orders import Order, Scope, Target, TrainOrder, TrainResult
 
+FARTHEST = 100.0
+"""Largest root mean square of an accepted descriptor. Sound ones have deviation 1, fresh ones less."""
+
 
 @dataclass(frozen=True)
 class ReferenceResult:
@@ -51,6 +54,10 @@ class DescribeResult:
 
     version: str
     weights: Weights
+
+    def check(self) -> None:
+        """Raise a WireError for a descriptor that is far from all sound ones."""
+        self.weights.check_norm(FARTHEST * self.weights.layout.numel**0.5)
 
 
 @dataclass(frozen=True)

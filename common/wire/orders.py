@@ -302,8 +302,8 @@ class EvaluateResult:
                 raise WireError(f"{split}: expected one value for each metric, found {score.metrics}")
             for metric, value in zip(score.metrics, score.values, strict=True):
                 scale = scale_of(metric)
-                most = 1.0 if scale.percent else LARGEST_LOSS
-                least = 0.0 if scale.percent or not scale.rises else -most  # a task of one's own may go below 0
+                most = min(scale.most, LARGEST_LOSS)
+                least = 0.0 if scale.percent or not scale.rises else -LARGEST_LOSS  # R2 and a task of one's own may
                 if not least <= value <= most:  # false for NaN
                     raise WireError(f"{split}: expected {metric} from {least:g} to {most:g}, found {value}")
             if not all(abs(count) <= LARGEST_LOSS for count in score.counts):  # false for NaN

@@ -13,7 +13,7 @@ from torch import Tensor, ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyperbloom.common.config import RunConfig
-from hyperbloom.common.data.schema import difference, divisor_of, read_schema
+from hyperbloom.common.data.schema import FARTHEST, difference, divisor_of, read_schema
 from hyperbloom.common.errors import ConfigError, ModelError, RefusedError
 from hyperbloom.common.program.names import check_name
 from hyperbloom.common.tasks import AUTO, Task, TaskSpec, make_task
@@ -124,7 +124,7 @@ class Admission:
         for client in self.checked(roster):
             self.algorithm.join(client, client.row >= known)
         if self.setting is not None and self.setting.task.standardises:
-            pairs = _pooled_moments(roster)[: self.setting.spec.num_classes]
+            pairs = self._pooled_moments(roster)[: self.setting.spec.num_classes]
             pooled = tuple(number for numbers in zip(*pairs, strict=True) for number in numbers)
             roster.moments = roster.moments or self.config.target_moments or pooled
             if len(roster.moments) not in (0, 2 * (outputs := self.setting.spec.num_classes)):
@@ -139,11 +139,32 @@ class Admission:
 
         None if there are no such columns, or nobody has disclosed moments.
         """
-        schema, moments = self._schema and read_schema(self._schema, "the schema"), _pooled_moments(roster)
+        schema, moments = self._schema and read_schema(self._schema, "the schema"), self._pooled_moments(roster)
         if not schema or not schema.open or not moments:
             return None
         self._schema = schema.scaled(dict(zip(schema.open, moments[-len(schema.open) :], strict=True))).text
         return self._schema
+
+    def _pooled_moments(self, roster: Roster) -> list[tuple[float, float]]:
+        """Return the mean and the deviation of each number over all values of the clients that disclose theirs.
+
+        Nobody can check what they tell. So counts have the limit of averages. Of three clients or more none is farther
+        from the median than `FARTHEST` times what is typical, or one lie would spoil the scale of all.
+        """
+        told = [client.about.moments for client in roster if client.about.moments]
+        if not told:
+            return []
+        counts, means, deviations = torch.tensor(told, dtype=torch.float64).view(len(told), -1, 3).unbind(2)  # (C, K)
+        counts = counts.minimum(self.config.examples_cap * counts.median(0).values.clamp(min=1))
+        middle = means.median(0).values
+        reach = FARTHEST * (deviations.median(0).values + (means - middle).abs().median(0).values)
+        if len(told) > 2:
+            reach[reach == 0] = math.inf  # most clients have one value, or none
+            means, deviations = means.clamp(middle - reach, middle + reach), deviations.minimum(reach)
+        shares = counts / counts.sum(0).clamp(min=1)
+        mean = (shares * means).sum(0)
+        std = (shares * (deviations**2 + (means - mean) ** 2)).sum(0).sqrt()
+        return [(each, divisor_of(each, value)) for each, value in zip(mean.tolist(), std.tolist(), strict=True)]
 
 
 @_refusing()
@@ -159,9 +180,7 @@ def check_introduction(
     if input_shape not in (None, about.input_shape):
         raise RefusedError(f"expected inputs of shape {input_shape} as in this federation, found {about.input_shape}")
     if num_classes not in (None, about.num_classes):
-        hint = (
-            "; name them all, of images by a folder each, which may be empty" if about.task == "classification" else ""
-        )
+        hint = "; name them all, images by a folder each, which may be empty" if about.task == "classification" else ""
         raise RefusedError(f"expected {num_classes} classes as in this federation, found {about.num_classes}{hint}")
     if about.size not in config.sizes:
         raise RefusedError(f"expected --size to be one of {', '.join(config.sizes)}, found {about.size}")
@@ -228,18 +247,6 @@ def _are_moments(about: Introduction, task: Task) -> bool:
     counts, means, deviations = told.view(-1, 3).T
     fits = (counts >= 0) & (counts <= about.train_examples) & (deviations >= 0)
     return bool((fits & (deviations < LARGEST_LOSS) & (means.abs() < LARGEST_LOSS)).all())  # false for NaN
-
-
-def _pooled_moments(roster: Roster) -> list[tuple[float, float]]:
-    """Return the mean and the deviation of each number over all values of the clients that disclose theirs."""
-    told = [client.about.moments for client in roster if client.about.moments]
-    if not told:
-        return []
-    counts, means, deviations = torch.tensor(told, dtype=torch.float64).view(len(told), -1, 3).unbind(2)  # (C, K)
-    shares = counts / counts.sum(0).clamp(min=1)
-    mean = (shares * means).sum(0)
-    std = (shares * (deviations**2 + (means - mean) ** 2)).sum(0).sqrt()
-    return [(each, divisor_of(each, value)) for each, value in zip(mean.tolist(), std.tolist(), strict=True)]
 
 
 class Ration(TorchDispatchMode):

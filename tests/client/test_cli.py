@@ -342,7 +342,7 @@ NAME = (
 )
 PARTITION = "--partition: expected I/N with 0 <= I < N, such as 2/6; found "
 NO_DATA = (
-    f"data: expected one of {', '.join(DATASETS)}; a path ending in .npz, .csv, .tsv or .parquet; an "
+    f"data: expected one of {', '.join(DATASETS)}; a path to .npz, .csv, .tsv or .parquet; an "
     "existing folder of images by class; hf:NAME; or package.module:function; found 'nowhere'"
 )
 

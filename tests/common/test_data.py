@@ -146,7 +146,7 @@ def test_root_is_the_argument_then_the_environment_then_the_cache(
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
     with pytest.raises(
         DataError,
-        match=f"one of {', '.join(DATASETS)}; a path ending in .npz, .csv, .tsv or .parquet; .* found 'cifar-10'",
+        match=f"one of {', '.join(DATASETS)}; a path to .npz, .csv, .tsv or .parquet; .* found 'cifar-10'",
     ):
         load_client_data(DataSpec(data="cifar-10"))
     with pytest.raises(DataError, match=f"split: expected one of {', '.join(PARTITIONERS)}, found 'random'"):

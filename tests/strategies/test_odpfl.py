@@ -1,6 +1,7 @@
 """ODPFL-HN: the gradients over the network are those of one program, one encoder a round, and who is served by what."""
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -20,8 +21,8 @@ from hyperbloom.client.work import encoding
 from hyperbloom.client.work.client import Client
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import Examples
-from hyperbloom.common.encoders import build_encoder
-from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.encoders import build_encoder, descriptor_layout
+from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import ModelSpec, build, full_layout
 from hyperbloom.common.newcomers import SHARES, Expectation
@@ -306,22 +307,32 @@ def test_what_comes_from_another_encoder_is_refused(
 
 def test_impossible_descriptors_and_gradients_are_refused(tmp_path: Path, doubles: None) -> None:
     made, clients = federation(tmp_path)
-    factors = {("c0", DescribeResult): float("nan"), ("c1", BackpropResult): 1e9}
 
     def tamper(name: str, result: Any) -> Any:
-        factor = factors.get((name, type(result)))
-        if name == "c2" and isinstance(result, DescribeResult):  # finite, and far from all sound ones
-            return replace(result, weights=Weights(result.weights.layout, torch.full((3,), 101.0)))
-        if factor is None:
-            return result
-        return replace(result, weights=Weights(result.weights.layout, result.weights.values * factor))
+        if name == "c1" and isinstance(result, BackpropResult):
+            return replace(result, weights=Weights(result.weights.layout, result.weights.values * 1e9))
+        return result
 
     clients.tamper = tamper
-    refused = texts(made.train())
-    assert refused["c0"] == "tensor descriptor: 3 values are not finite"
-    assert refused["c1"].startswith("expected a norm of at most 1e+06, found")
-    assert refused["c2"] == "expected a norm of at most 173, found 175"
+    outcome = made.train()
+    assert texts(outcome)["c1"].startswith("expected a norm of at most 1e+06, found") and outcome.lied == ["c1"]
     assert torch.isfinite(made.algorithm.encoder.gamma).all()
+    describing = next(made.algorithm.round(turn(made.algorithm)))
+    for value, why in ((float("nan"), "3 values are not finite"), (101.0, "expected a norm of at most 173, found 175")):
+        told = Weights(descriptor_layout(3), torch.full((3,), value))
+        with pytest.raises(WireError, match=why):
+            describing.check(describing.clients[0], DescribeResult(made.algorithm.encoder.version, told))
+
+
+@pytest.mark.parametrize("unit", [1e6, float("nan")])
+def test_who_describes_inputs_that_are_not_scaled_learns_so_and_is_no_liar(
+    tmp_path: Path, doubles: None, unit: float
+) -> None:
+    made, clients = federation(tmp_path)
+    clients.data["c0"][0].mul_(unit)
+    outcome = made.train()
+    assert outcome.lied == [] and list(outcome.results) == ["c1", "c2"]
+    assert re.fullmatch("expected a norm of at most 173, found .*; scale the inputs .*", texts(outcome)["c0"])
 
 
 def test_nobody_answering_leaves_everything_as_it_was(tmp_path: Path, doubles: None) -> None:
@@ -504,6 +515,23 @@ def test_a_fitted_encoder_of_another_version_is_refused(tmp_path: Path, doubles:
     assert list(outcome.results) == ["c0", "c1"]
     assert texts(outcome)["c2"].endswith(f"found {'f' * 16}; its reply is dropped")
     assert outcome.lied == ["c2"]
+
+
+def test_an_encoder_farther_away_than_its_steps_lead_is_refused(tmp_path: Path, doubles: None) -> None:
+    made, clients = two_phase(tmp_path, options={"fit_steps": 4})
+    most = 4 * 0.05 * 1.0 / (1 - 0.9)  # each step of a gradient of at most 1, with momentum 0.9
+
+    def tamper(name: str, result: Any) -> Any:
+        factor = {"c1": 1.0, "c2": 1.01}.get(name)
+        if factor is None or not isinstance(result, FitResult):
+            return result
+        changed = result.gamma.values * (factor * most / result.gamma.values.norm())
+        return replace(result, gamma=Weights(result.gamma.layout, changed * (1 - 1e-12)))
+
+    clients.tamper = tamper
+    outcome = made.train()
+    assert list(outcome.results) == ["c0", "c1"] and outcome.lied == ["c2"]
+    assert texts(outcome)["c2"] == "expected a norm of at most 2, found 2.02"
 
 
 def test_in_phase_two_the_encoder_is_frozen_and_asked_once(tmp_path: Path, doubles: None) -> None:

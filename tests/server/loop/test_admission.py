@@ -317,6 +317,32 @@ def test_the_moments_of_all_values_follow_from_those_of_each_client_that_tells_t
     assert doors.scale_columns(roster) is None  # it is done once
 
 
+def test_one_client_cannot_spoil_the_scale_of_all_by_the_moments_that_it_tells() -> None:
+    """Of three or more; where most clients have one value, another's may be true at any distance."""
+    ages = [(30.0, 50.0, 9.0), (30.0, 60.0, 7.0), (30.0, 52.0, 8.0)]
+    wanted = config(task="classification")
+
+    def scales(*clients: tuple[float, ...]) -> tuple[float, float]:
+        roster, doors = Roster(), Admission(wanted, make_algorithm(wanted), schema=SCHEMA)
+        for node, told in enumerate(clients):
+            about = replace(
+                introduction(f"c{node}"), schema=SCHEMA, moments=(*told, 0.0, 0.0, 0.0), train_examples=10**13
+            )
+            doors.check(about, roster)
+            roster.admit(node + 2, about)
+        mean, std = read_schema(doors.scale_columns(roster) or "", "it").scales["age"]
+        assert mean is not None and std is not None
+        return mean, std
+
+    for lie in ((30.0, 1e20, 1e20), (30.0, -1e20, 0.0), (1e12, 1e20, 1e20)):
+        mean, std = scales(*ages, lie)
+        assert abs(mean - 52) <= 100 and 1 <= std <= 100, lie  # the median, ten times 8 and the median distance, 2
+    mean, std = scales(*ages, (1e12, 70.0, 8.0))  # it counts for 100 of the others, as in averages
+    assert mean == pytest.approx((162 + 100 * 70) / 103)
+    assert scales(ages[0], (30.0, 5000.0, 900.0))[0] == 2525
+    assert scales(*[(30.0, 0.0, 0.0)] * 3, (30.0, 400.0, 10.0))[0] == 100
+
+
 def test_rounding_in_the_moments_of_equal_values_is_no_scale() -> None:
     """Divided by it, the value of any later client would be huge."""
     value, rounding = -0.13172, 2.7755575615628914e-17

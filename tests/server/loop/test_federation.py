@@ -267,7 +267,7 @@ def test_a_client_that_left_before_the_others_came_does_not_count(
 
 # ---------------------------------------------------------------------- refused
 
-CLASSES = "; name them all, of images by a folder each, which may be empty"
+CLASSES = "; name them all, images by a folder each, which may be empty"
 
 
 @pytest.mark.parametrize(

@@ -367,7 +367,7 @@ def test_tables_and_targets_are_scaled_by_what_all_clients_disclose_once_and_whe
 def test_columns_that_stay_without_a_scale_are_told(
     config: RunConfig, table: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "_pooled_moments", lambda roster: [])  # nobody discloses any
+    monkeypatch.setattr(admission.Admission, "_pooled_moments", lambda self, roster: [])  # nobody discloses any
     config = config.model_copy(update={"data": table, "model": "mlp", "rounds": 1, "target_moments": (70.0, 8.0)})
     told: list[str] = []
     listener = Listener()
