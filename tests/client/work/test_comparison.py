@@ -316,6 +316,15 @@ def test_a_training_alone_that_diverges_is_no_comparison(
     assert torch.equal(FULL.flatten(kept), SOUND.values) and (facts.gain, facts.private) == ("", "none")
 
 
+def test_a_training_alone_that_diverges_late_is_compared_as_it_was_at_its_best(
+    make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, train = disclosing(make_worker("ward-7")), comparison.train
+    last = worker.seed(order().scope, 10)  # of ten rounds alone, five of them to match fine-tuning
+    monkeypatch.setattr(comparison, "train", lambda *args: math.nan if args[3] == last else train(*args))
+    assert worker.answer(order(weights=USELESS)).gain is not None
+
+
 @pytest.mark.parametrize(("count", "labels", "metric"), [(1, [0, 1], "accuracy"), (6, [0], "auroc")])
 def test_there_is_no_gain_on_one_example_or_by_a_metric_that_is_not_defined(
     count: int, labels: list[int], metric: str

@@ -14,7 +14,7 @@ from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.asynchronous import run_asynchronously
 from hyperbloom.server.loop.federation import Federation
-from hyperbloom.server.loop.listener import Listener, RoundReport, Selection
+from hyperbloom.server.loop.listener import NOTHING_DONE, Listener, Progress, RoundReport, Selection
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.loop.rounds import Run, run_rounds
 from hyperbloom.server.loop.session import greeting_of
@@ -169,15 +169,15 @@ class Crew:
             weights = Weights(order.weights.layout, values)
         return pack(TrainResult(0.0, weights, float(number)))
 
-    def run(self, *listeners: Listener) -> Selection:
-        """Wait for the clients that have joined, and run all rounds."""
+    def run(self, *listeners: Listener, done: Progress = NOTHING_DONE) -> Selection:
+        """Wait for the clients that have joined, and run all rounds after `done`."""
         self.federation.gather(len(self.grid.nodes), 60.0)
         self.roster.sort(0)
         self.federation.admission.begin(self.roster, 0)
         self.events.clear()
         play = run_asynchronously if self.config.asynchronous else run_rounds
         scope = Scope("run-1", 0, self.config.seed)
-        return play(Run(self.config, self.algorithm, self.federation, [self.told, *listeners], scope))
+        return play(Run(self.config, self.algorithm, self.federation, [self.told, *listeners], scope), done)
 
     def entries(self, kind: str, client: str | None = None) -> list[Entry]:
         """Return the lines of the log about orders of a kind."""

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -18,7 +19,7 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import EvaluateOrder
 from hyperbloom.common.wire.pack import unpack
 from hyperbloom.server.loop import exchange
-from hyperbloom.server.loop.listener import Listener
+from hyperbloom.server.loop.listener import NOTHING_DONE, Listener
 from hyperbloom.server.loop.post import Failure
 from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.strategies import STRATEGIES
@@ -337,6 +338,9 @@ def test_elapsed_is_the_time_to_the_end_of_the_training(crew: Callable[..., Crew
     seconds = [report.seconds for report in run.told.reports]
     assert elapsed == pytest.approx([1, 2, 8, 9], abs=0.5)
     assert seconds == pytest.approx([1, 6, 1, 6], abs=0.3)
+    run.told.reports.clear()
+    run.run(done=replace(NOTHING_DONE, round=3, elapsed=8.0))  # as after a checkpoint
+    assert [report.elapsed for report in run.told.reports] == pytest.approx([9], abs=0.5)
 
 
 # ---------------------------------------------------------------------- too few replies

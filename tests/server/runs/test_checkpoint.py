@@ -51,6 +51,7 @@ def test_two_stay_and_of_a_run_that_is_over_the_last_alone(tmp_path: Path) -> No
         folder.checkpoint(checkpoint(0, number))
     assert numbers(tmp_path) == ["000002.json", "000002.safetensors", "000003.json", "000003.safetensors"]
     assert not is_over(tmp_path, CONFIG)
+    assert read_resume(tmp_path, CONFIG, print)[0].points == [(0, 2), (0, 3)], "the oldest first"
     folder.checkpoint(checkpoint(1, 9))
     assert numbers(tmp_path) == ["000004.json"] and is_over(tmp_path, CONFIG)
     (tmp_path / "checkpoints" / "000005.json").write_text("{")
