@@ -316,6 +316,15 @@ def test_a_training_alone_that_diverges_is_no_comparison(
     assert torch.equal(FULL.flatten(kept), SOUND.values) and (facts.gain, facts.private) == ("", "none")
 
 
+def test_a_model_trained_alone_is_a_whole_network_beside_a_generated_one(make_worker: Callable[..., Worker]) -> None:
+    worker, made = disclosing(make_worker("ward-7")), "generated:k=2,h=3"
+    written = full_layout(replace(SPEC, adapt=made))
+    asked = order(adapt=made, weights=Weights(written, torch.zeros(written.numel)), rounds=30)
+    assert worker.answer(asked).gain.chosen == "alone"
+    kept, facts = worker.state.load_scored("run-1")
+    assert facts.adapt == "all" and dict(FULL.shapes) == {name: tuple(values.shape) for name, values in kept.items()}
+
+
 def test_a_training_alone_that_diverges_late_is_compared_as_it_was_at_its_best(
     make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
