@@ -38,12 +38,8 @@ class Handout:
             say(f"node {node} asks for the backbone")
             return self._list
         file, _, offset = name.removeprefix(LIST).rpartition("/")
-        if (
-            file not in self._files
-            or not offset.isdecimal()
-            or len(offset) > 19
-            or self._sent[node] > TIMES * self.bytes
-        ):
+        is_piece = file in self._files and offset.isdecimal() and len(offset) <= 19
+        if not is_piece or self._sent[node] > TIMES * self.bytes:
             return None
         with self._files[file].open("rb") as content:
             content.seek(min(int(offset), self.bytes))
