@@ -111,12 +111,9 @@ class Board:
     def gains_over(self, other: "Board") -> dict[str, float]:
         """Return what each client gains over another strategy, by its last values of the metric, in their unit."""
         sign = 1 if self.scale.rises else -1
-        pairs = ((name, each.accuracy, other.clients.get(name)) for name, each in self.clients.items())
-        return {
-            name: sign * (mine - theirs.accuracy)
-            for name, mine, theirs in pairs
-            if mine is not None and theirs is not None and theirs.accuracy is not None
-        }
+        both = self.clients, other.clients
+        mine, theirs = ({n: one.accuracy for n, one in each.items() if one.accuracy is not None} for each in both)
+        return {name: sign * (value - theirs[name]) for name, value in mine.items() if name in theirs}
 
     @property
     def metric(self) -> str:
