@@ -114,11 +114,9 @@ def export(
 
     models = Export(run, own_code)
     clients = models.clients(client)
-    out = out or run / "models"
-    taken = [out / each.client_id for each in clients if (out / each.client_id).exists()]
-    if taken:
+    folders = {each.client_id: (out or run / "models") / each.client_id for each in clients}
+    if taken := [folder for folder in folders.values() if folder.exists()]:
         raise ConfigError(f"--out: expected nothing there yet, found {taken[0]}; delete it, or name another folder")
-    folders = {each.client_id: out / each.client_id for each in clients}
     for folder, files in models.write(clients, folders, tuple(names(class_names))):
         print(f"{folder}: {', '.join(files)}", flush=True)
     if "model.onnx" not in files:
