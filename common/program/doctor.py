@@ -25,11 +25,12 @@ State = Literal["ok", "warning", "failure"]
 TIMEOUT_S = 5.0
 SOON = dt.timedelta(days=30)
 LEAST_FREE, LITTLE_FREE = 100 * 2**20, 2**30
+CLOCK = "set this machine's clock"
 
 # Advice for parts of OpenSSL's error text; the first match counts.
 _VERIFICATION = {
     "expired": "make a new certificate on the server (flower-server certs renew), or set this machine's clock",
-    "not yet valid": "set this machine's clock",
+    "not yet valid": CLOCK,
     "mismatch": "make a certificate that names this address (flower-server certs renew --host NAME_OR_IP)",
     "": "get the ca.pem of this server from whoever runs it, and give it as --root-certificates",
 }
@@ -103,21 +104,19 @@ def _torch() -> list[Finding]:
         import torch
     except Exception as error:
         return [Finding("torch", "failure", f"cannot be imported: {error}", "install it anew")]
-    findings = []
+    accelerator = Finding("accelerator", "ok", "none; training is on the CPU")
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        findings.append(Finding("accelerator", "ok", f"CUDA: {', '.join(names)}"))
+        accelerator = Finding("accelerator", "ok", f"CUDA: {', '.join(names)}")
     elif torch.backends.mps.is_available():
-        findings.append(Finding("accelerator", "ok", "MPS"))
+        accelerator = Finding("accelerator", "ok", "MPS")
     elif Path("/dev/nvidia0").exists():
         found = f"an NVIDIA device, which torch {torch.__version__} does not see"
-        findings.append(Finding("accelerator", "warning", found, "install a driver and a torch of one CUDA version"))
-    else:
-        findings.append(Finding("accelerator", "ok", "none; training is on the CPU"))
+        accelerator = Finding("accelerator", "warning", found, "install a driver and a torch of one CUDA version")
     from hyperbloom.common.program.device import cores, limit_threads
 
     limit_threads()
-    return [*findings, Finding("threads", "ok", f"{torch.get_num_threads()} for {cores()} cores")]
+    return [accelerator, Finding("threads", "ok", f"{torch.get_num_threads()} for {cores()} cores")]
 
 
 def check_folder(what: str, folder: Path) -> Finding:
@@ -168,9 +167,6 @@ def _validity(what: str, certificate: x509.Certificate, renew: str) -> Finding:
     if now > last:
         return Finding(what, "failure", f"expired on {last:%Y-%m-%d}", f"{renew}; or {CLOCK}")
     return Finding(what, "warning", until, renew) if last - now < SOON else Finding(what, "ok", until)
-
-
-CLOCK = "set this machine's clock"
 
 
 def check_server(address: str, ca: Path | None, insecure: bool) -> list[Finding]:
