@@ -84,13 +84,8 @@ class _Command(_Told):
             raise Exit(130) from None
 
 
-class _Group(_Told, click.Group):
+class _Group(click.Group, _Told):
     """A command with subcommands."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the flags, then the subcommands."""
-        super().format_options(ctx, formatter)
-        self.format_commands(ctx, formatter)
 
 
 def command(name: str, *params: click.Parameter, example: str = "", epilog: str = "") -> Callable[..., click.Command]:
