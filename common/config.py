@@ -293,8 +293,7 @@ def _suggest(section: type[Section], loc: Iterable[int | str]) -> str:
         inside = (annotation, *get_args(annotation))  # a section, or a tuple of sections, or one that may be absent
         section = next(each for each in inside if isinstance(each, type) and issubclass(each, Section))
     known = sorted(section.model_fields)
-    close = difflib.get_close_matches(name, known, n=1)
-    if close:
+    if close := difflib.get_close_matches(name, known, n=1):
         return f" Did you mean {close[0]}?"
     return f" Known keys: {', '.join(known)}." if known else " There are none."
 
@@ -368,8 +367,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        repeated = {name for name in names if names.count(name) > 1}
-        if repeated:
+        if repeated := {name for name in names if names.count(name) > 1}:
             raise yaml.constructor.ConstructorError(None, None, f"key {sorted(repeated)[0]!r} stands twice")
         return super().construct_mapping(node, deep)
 

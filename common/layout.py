@@ -86,8 +86,7 @@ class Weights:
                 raise WireError(f"tensor {name}: expected with shape {there[name]}, but it is missing")
             if here[name] != there[name]:
                 raise WireError(f"tensor {name}: expected shape {there[name]}, found {here[name]}")
-        extra = [name for name in here if name not in there]
-        if extra:
+        if extra := [name for name in here if name not in there]:
             raise WireError(f"tensor {extra[0]}: not expected; expected {', '.join(there)}")
         if self.layout != expected:
             raise WireError(f"tensors: expected in the order {', '.join(there)}, found {', '.join(here)}")

@@ -97,8 +97,7 @@ class Connection:
         contents = take_enclosed(announced)
         self._encloses = bool(contents)
         names = [node.object_id for node in flower.objects.iterate_object_tree(response.message_object_trees[0])]
-        missing = [name for name in names if name not in contents]
-        if missing:
+        if missing := [name for name in names if name not in contents]:
             contents |= flower.inflation.pull_objects(
                 missing,
                 flower.transfer.make_pull_object_fn_protobuf(

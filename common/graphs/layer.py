@@ -172,8 +172,7 @@ def _check_fields(layer: LayerType) -> None:
         "groups": layer.groups == 1 or bool(dimensions) or layer.kind == "groupnorm",
         "parameters": not layer.roles or ((pair or shaped) and layer.roles in roles),
     }
-    wrong = [name for name, fine in allowed.items() if not fine]
-    if wrong:
+    if wrong := [name for name, fine in allowed.items() if not fine]:
         raise LayerError(f"layer type {layer}: the {wrong[0]} do not fit a layer of kind {layer.kind}")
     if any(length % layer.groups for length in layer.channels):
         raise LayerError(f"layer type {layer}: expected channels that {layer.groups} groups divide")

@@ -125,8 +125,7 @@ class GraphHypernetwork(nn.Module):
 
     def forward(self, graph: Graph) -> Tensor:
         """Return all parameters `(graph.layout.numel,)` of the network; ModelError if a type has no part."""
-        missing = [str(layer) for layer in graph.types if str(layer) not in self.types]
-        if missing:
+        if missing := [str(layer) for layer in graph.types if str(layer) not in self.types]:
             raise ModelError(f"graph hypernetwork: expected a part for each layer type, found none for {missing[0]!r}")
         latents = self._latents(graph)
         made: dict[str, Tensor] = {}

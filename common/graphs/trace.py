@@ -154,8 +154,7 @@ class _Builder:
                 self._take(node)
             except LayerError as error:
                 raise ModelError(f"{_path(node)}: {error}") from None
-        missing = [name for name in self.names.values() if name not in self.owned]
-        if missing:
+        if missing := [name for name in self.names.values() if name not in self.owned]:
             raise ModelError(
                 f"{missing[0]}: expected every parameter to belong to a layer that the forward pass calls; "
                 "this one is never used. Remove it"

@@ -122,8 +122,7 @@ class Task(ABC):
 
     def asked(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return these metrics, each once, or the usual ones if there are none; ConfigError if one does not exist."""
-        wrong = [name for name in names if name not in self.metrics]
-        if wrong:
+        if wrong := [name for name in names if name not in self.metrics]:
             raise ConfigError(f"metrics: expected {', '.join(self.metrics)} for {self.spec.name}, found {wrong[0]!r}")
         return tuple(dict.fromkeys(names)) or tuple(self.metrics)[: self.usual]
 

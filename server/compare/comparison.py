@@ -126,8 +126,7 @@ def _own_options(
     options = shared.pop(BY_STRATEGY, None) or {}
     if not isinstance(options, dict) or not all(isinstance(own, dict) for own in options.values()):
         raise ConfigError(f"{BY_STRATEGY}: expected strategies, and for each its options, found {options!r} in {where}")
-    unknown = [name for name in options if name not in known]
-    if unknown:
+    if unknown := [name for name in options if name not in known]:
         names = ", ".join(strategy_names())
         raise ConfigError(f"{BY_STRATEGY}: expected some of {names}, found {unknown[0]!r} in {where}")
     shared.pop("baselines", None)

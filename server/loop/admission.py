@@ -226,8 +226,7 @@ def _check_schema(found: str | None, expected: str | None) -> None:
             with_one, without = ("its", "this federation's") if found else ("this federation's", "its")
             raise RefusedError(f"expected data alike: {with_one} are a table with a schema, {without} are not")
         return
-    where = difference(read_schema(expected, "the schema"), read_schema(found, "its schema"))
-    if where:
+    if where := difference(read_schema(expected, "the schema"), read_schema(found, "its schema")):
         raise RefusedError(f"the columns of its table mean something else; {where[:300]}; join with the same --schema")
 
 
