@@ -114,8 +114,7 @@ def clip_norms(deltas: Tensor, norm: float | Literal["median"]) -> Tensor:
     norms = torch.linalg.vector_norm(deltas, dim=1, keepdim=True)  # (C, 1)
     # The median is the lower one of an even number: half of the clients must not be able to raise it.
     limit = norms.median() if norm == "median" else torch.tensor(norm).to(norms)
-    factors: Tensor = (limit / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1.0)
-    return deltas * factors
+    return deltas * (limit / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1.0)
 
 
 class PFedHN(Algorithm):

@@ -147,10 +147,8 @@ def outputs_of(module: nn.Module, inputs: Tensor) -> Tensor:
     network and the device alone, not on a measurement, so that a run gives the same numbers again.
     """
     frozen = sum(part.numel() for part in module.buffers())
-    outputs: Tensor
     if frozen < LARGE or not gains_by_half(inputs.device):
-        outputs = module(inputs)
-        return outputs
+        return module(inputs)
     with torch.autocast(inputs.device.type, torch.bfloat16):
         outputs = module(inputs)
     return outputs.float()

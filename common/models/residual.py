@@ -79,5 +79,4 @@ class _Block(nn.Module):
         self.skip = nn.Identity() if same else _convolution(given, made, stride, kernel=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first(x).relu()) + self.skip(x)
-        return out.relu()
+        return (self.second(self.first(x).relu()) + self.skip(x)).relu()

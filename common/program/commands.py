@@ -152,8 +152,7 @@ def execute(program: click.Command, arguments: Sequence[str] | None = None) -> i
         return shell_complete(program, {}, name, asked, os.environ[asked])
     try:
         with program.make_context(name, list(sys.argv[1:] if arguments is None else arguments)) as ctx:
-            code = program.invoke(ctx) or 0
-            return int(code)
+            return int(program.invoke(ctx) or 0)
     except Exit as end:
         return end.exit_code
     except SystemExit as end:

@@ -61,8 +61,7 @@ class Segmentation(OfClasses):
             of_examples = of_examples * (share * (len(share) / share.sum())).view(1, -1, 1)
         both, told_part, true_part = of_examples.mean(1)[:, 1:]
         dice = (2 * both + SMOOTH) / (told_part + true_part + SMOOTH)
-        missed: Tensor = (1 - dice).sum() / max(1, len(dice))
-        return crossed + missed
+        return crossed + (1 - dice).sum() / max(1, len(dice))
 
     def answers(self, outputs: Tensor) -> Tensor:
         """Return the masks `(N, H, W)`."""

@@ -146,8 +146,7 @@ class HypernetworkLearner:
     @torch.no_grad()
     def write(self, descriptors: Tensor, size: str) -> Tensor:
         """Return the weights `(C, P)` for any descriptors `(C, k)`."""
-        weights: Tensor = self.hypernetwork(descriptors.to(self._device), size)
-        return weights.cpu()
+        return self.hypernetwork(descriptors.to(self._device), size).cpu()
 
     @torch.no_grad()
     def average(self, rows: Sequence[int], size: str) -> Tensor:
