@@ -154,10 +154,7 @@ def check_outputs(spec: ModelSpec, task: Task) -> None:
 
 def full_layout(spec: ModelSpec) -> Layout:
     """Return the layout of all parameters that are adapted."""
-    if not spec.is_new:
-        with torch.random.fork_rng(devices=[]):
-            return Layout.of(build(spec))
-    with torch.device("meta"):
+    with torch.random.fork_rng(devices=[]), torch.device("meta" if spec.is_new else "cpu"):
         return Layout.of(build(spec))
 
 
