@@ -42,14 +42,13 @@ class Hosted:
         """Store orders, each with its objects first: a node may wait for it. Return their ids, "" if a node is gone."""
         ids = []
         for message in messages:
-            name = message.metadata.message_id
             missing = set(self._store.order(self.run_id, flower.objects.get_object_tree(message)))
             for each, item in flower.objects.get_all_nested_objects(message).items():
                 if each in missing:
                     self._store.put(each, item.deflate())
             stored = self._state.store_message_ins(flower.remove_content_from_message(message))
             if not stored:
-                self._store.delete(name)
+                self._store.delete(message.metadata.message_id)
             ids.append(stored or "")
         return ids
 

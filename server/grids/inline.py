@@ -47,13 +47,11 @@ class InlineGrid:
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Store messages; they run when their replies are pulled."""
-        ids = []
-        for message in messages:
-            message_id = f"inline-{next(self._ids)}"
+        new = {f"inline-{next(self._ids)}": message for message in messages}
+        for message_id, message in new.items():
             message.metadata.__dict__["_message_id"] = message_id
-            self._waiting[message_id] = message
-            ids.append(message_id)
-        return ids
+        self._waiting |= new
+        return list(new)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Answer the wanted messages in the order in which they were pushed."""
