@@ -46,11 +46,9 @@ class MLflow(Tracker):
         for key, address in files.items():
             self._client.set_tag(self._id, f"hyperbloom.{key}", address)
         name, folder = os.environ.get("HYPERBLOOM_REGISTER"), self.subject["folder"]
-        exported = (
-            sorted((folder / "models").glob("*/model.json")) if name and self.subject["name"] == folder.name else ()
-        )
-        for path in exported:
-            self._register(f"{name}-{path.parent.name}", path.parent.as_uri())
+        if name and self.subject["name"] == folder.name:
+            for path in sorted((folder / "models").glob("*/model.json")):
+                self._register(f"{name}-{path.parent.name}", path.parent.as_uri())
         self._client.set_terminated(self._id, "FINISHED" if complete else "KILLED")
 
     def _register(self, name: str, source: str) -> None:
