@@ -206,8 +206,5 @@ def _content(reply: Message, letter: Letter) -> RecordDict | Failure:
 
 def _is_of_training(message: Message) -> bool:
     """Return whether a message belongs to training: all but evaluations, greetings and notices."""
-    kind = message.metadata.message_type
-    return kind.partition(".")[0] != EvaluateOrder.message_type and kind not in (
-        Greeting.message_type,
-        Notice.message_type,
-    )
+    kind, apart = message.metadata.message_type, (Greeting.message_type, Notice.message_type)
+    return kind not in apart and kind.partition(".")[0] != EvaluateOrder.message_type
