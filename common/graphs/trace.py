@@ -42,12 +42,10 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
     Raises:
         ModelError: a module cannot be represented. The message names it and says why.
     """
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    if not names:
+    if next(module.parameters(), None) is None:
         raise ModelError(f"{type(module).__name__}: expected a network with parameters, found none")
     with untouched(module):
-        tracer = _Tracer()
-        graph = tracer.run(module)
+        graph = _Tracer().run(module)
         shapes = _Shapes(module, graph)
         parameter = next(module.parameters())
         shapes.propagate(torch.zeros(BATCH, *input_shape, device=parameter.device, dtype=parameter.dtype))
