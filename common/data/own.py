@@ -174,8 +174,7 @@ def build_pool(
         (test,) = others or rest
     else:
         train, val, test = parts
-    bytes_stored = train.blocks[0][np.arange(0)].dtype == np.uint8
-    scaling = BYTES if bytes_stored else Scaling(1.0)
+    scaling = BYTES if train.blocks[0][np.arange(0)].dtype == np.uint8 else Scaling(1.0)
     pool = Pool(name, train, val, test, (), scaling, tuple(owner_names))
     least = pool.least_outputs
     names = tuple(str(label) for label in range(least)) if class_names is None else tuple(class_names)
@@ -251,7 +250,6 @@ def _names_of(arrays: dict[str, AnyArray], path: Path) -> list[str] | None:
     return [str(name) for name in names]
 
 
-_PARTS = ("train", "val", "test")
 _WHAT = "a function without arguments"
 _EXPECTED = "expected (train, val, test), each a pair (inputs, labels) of arrays or tensors, or a ClientData"
 
@@ -281,7 +279,7 @@ def _pool(function: Callable[[], object], name: str) -> Pool:
         return Pool(name, train, val, test, value.class_names, Scaling(1.0))
     if not isinstance(value, tuple | list) or len(value) != 3:
         raise DataError(f"{name}: {_EXPECTED}; found {describe(value)}")
-    named = zip((f"{name}: {part}" for part in _PARTS), value, strict=True)
+    named = zip((f"{name}: {part}" for part in ("train", "val", "test")), value, strict=True)
     checked = {f"{part} inputs": _pair(pair, part) for part, pair in named}
     return build_pool(name, checked, 0, None)
 

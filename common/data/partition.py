@@ -102,8 +102,7 @@ def _assign(clients: int, classes: int, each: int, rng: np.random.Generator) -> 
     """Give every client `each` distinct classes, so that the uses of any two classes differ by at most one."""
     owned = np.zeros((clients, classes), dtype=np.bool_)
     for client in range(clients):
-        uses = owned.sum(axis=0)
-        least_used = np.lexsort((rng.random(classes), uses))[:each]
+        least_used = np.lexsort((rng.random(classes), owned.sum(axis=0)))[:each]
         owned[client, least_used] = True
     return owned
 
