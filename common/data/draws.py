@@ -12,12 +12,7 @@ FIXED_SEED = 0
 
 
 def generator(seed: int, *purpose: str | int) -> np.random.Generator:
-    """Return the generator for one purpose; two purposes never share a stream.
-
-    Args:
-        seed: Seed of the run.
-        purpose: What is drawn, such as `"dirichlet", 3`.
-    """
+    """Return the generator for one purpose in a run, such as `"dirichlet", 3`; two purposes never share a stream."""
     words = "/".join(str(word) for word in (seed, *purpose))
     return np.random.default_rng(int.from_bytes(hashlib.sha256(words.encode()).digest(), "big"))
 

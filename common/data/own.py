@@ -33,16 +33,9 @@ BYTES = Scaling(255.0)
 
 
 def check_pair(inputs: AnyArray, labels: AnyArray, inputs_name: str, labels_name: str) -> Portion:
-    """Check a user's inputs and labels, and convert images to `(N, C, H, W)`.
+    """Check a user's inputs as `check_inputs` does, and labels as `as_labels`; DataError also if they do not fit.
 
-    Args:
-        inputs: `(N, F)`, `(N, H, W)`, `(N, H, W, C)` of uint8, or `(N, C, H, W)`.
-        labels: What `as_labels` takes.
-        inputs_name: Name of the inputs in errors, such as `"my.npz: key 'x'"`.
-        labels_name: Name of the labels in errors.
-
-    Raises:
-        DataError: Inputs or labels have a wrong type, shape or length, or hold invalid values.
+    Both names are for errors, such as `"my.npz: key 'x'"`.
     """
     stored = check_inputs(inputs, inputs_name)
     checked = as_labels(labels, labels_name)
@@ -55,6 +48,8 @@ def check_pair(inputs: AnyArray, labels: AnyArray, inputs_name: str, labels_name
 
 def check_inputs(inputs: AnyArray, name: str) -> AnyArray:
     """Return a user's inputs as `(N, C, H, W)` or `(N, F)`: bytes unchanged, all other types as float32.
+
+    They may also be `(N, H, W)`, or `(N, H, W, C)` of uint8.
 
     Raises:
         DataError: They have a wrong type or shape, or values that are not finite.

@@ -52,17 +52,10 @@ def read_inputs(
 ) -> Iterator[Inputs]:
     """Yield the inputs in images, `.npy`, `.npz` (key `x`), tables, `.txt` and folders of images, in batches.
 
-    A line of `.txt` is a text.
-
-    Images are converted to the size and the channels of the network, divided by 255 and normalised. Bytes in arrays are
-    scaled as in training. Floats in arrays are inputs of the network without further scaling.
-
-    Args:
-        paths: files and folders.
-        input_shape: shape of one input.
-        scaling: scaling of stored numbers in training.
-        schema: what the columns of tables mean; None if the model takes none.
-        tokenizer: folder with the tokenizer of a model of texts.
+    A line of `.txt` is a text. Images are converted to the size and the channels of the network, divided by 255 and
+    normalised. Bytes in arrays are scaled as in training, by `scaling`. Floats in arrays are inputs of the network
+    without further scaling. `schema` says what the columns of tables mean (None: the model takes none), and `tokenizer`
+    is the folder with that of a model of texts.
 
     Raises:
         DataError: a file is missing, unreadable or of another shape.

@@ -111,11 +111,9 @@ def _layer_of(module: nn.Module, name: str) -> LayerType | None:
 
 
 def type_of_call(name: str, arguments: Mapping[str, Any]) -> LayerType | None:
-    """Return the type of an operation without parameters, or None if it is not supported.
+    """Return the type of an operation without parameters by its plain name; None if it is not supported.
 
-    Args:
-        name: plain name of the module's class, the function or the method.
-        arguments: the given ones of `kernel_size`, `stride` and `output_size`.
+    `arguments` are the given ones of `kernel_size`, `stride` and `output_size`.
     """
     if name in POOLS:
         dimensions = POOLS[name]

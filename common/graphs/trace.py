@@ -33,11 +33,8 @@ _CONSTANT = (bool, int, float, str, type(None))
 def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
     """Return the computation graph of a network.
 
-    The network runs in evaluation mode and is restored afterwards, together with torch's random state.
-
-    Args:
-        module: the network, on any device. It takes one tensor of inputs and returns one tensor of outputs.
-        input_shape: shape of one input, without the batch.
+    The network, on any device, takes one tensor of inputs `(B, *input_shape)` and returns one tensor of outputs. It
+    runs in evaluation mode and is restored afterwards, together with torch's random state.
 
     Raises:
         ModelError: a module cannot be represented. The message names it and says why.
