@@ -94,11 +94,8 @@ def enrolled(flags: Mapping[str, Any], name: str, folder: "Path") -> dict[str, A
     """Return flags with the CA and the key that the client `name` has for its server, in `folder`.
 
     With --token it makes a key, and fetches the CA from the server, which shows by the token's fingerprint that it is
-    the right one before it is sent anything.
-
-    Raises:
-        ConfigError: flags contradict each other, or the token is damaged.
-        ConnectionFailed: the server does not answer, or is another one than the token's.
+    the right one before it is sent anything. Errors as in `enrol`, and a ConfigError for flags that contradict each
+    other.
     """
     from hyperbloom.client.link.enrolment import enrol
 

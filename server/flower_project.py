@@ -50,11 +50,7 @@ def make_project(folder: Path, config: RunConfig) -> None:
 
 
 def run_of(values: Mapping[str, Any]) -> RunConfig:
-    """Return the run that a run config describes; missing keys have their defaults.
-
-    Raises:
-        ConfigError: a key is unknown, of the wrong type, out of range or impossible.
-    """
+    """Return the run that a run config describes; missing keys have their defaults. Errors as in `make_run_config`."""
     given = {key: value for key, value in values.items() if key != RUN_DIR and value != ""}
     read = {
         key: parse_assignment(f"{key}={value}")[1] if isinstance(value, str) and not _is_text(key) else value

@@ -122,12 +122,7 @@ def build(spec: ModelSpec) -> nn.Module:
 
 
 def build_own(spec: ModelSpec) -> nn.Module:
-    """Build a client's own network, whose name may also be 'auto' or `package.module:factory`.
-
-    Raises:
-        ModelError: there is no such architecture or factory, it does not fit the client's data, or it has nothing to
-            adapt.
-    """
+    """Build a client's own network, whose name may also be 'auto' or `package.module:factory`; errors as in `build`."""
     if not spec.is_new:
         return adapted(*_backbone(spec, build_own), Adapt.parse(spec.adapt))
     if ":" in spec.name:

@@ -60,11 +60,7 @@ class Plugin:
     origin: str
 
     def load(self, what: str, error: type[HyperbloomError]) -> Callable[..., object]:
-        """Import the plug-in's function or class; `what` and `error` as in `find_function`.
-
-        Raises:
-            error: it cannot be imported, or is not callable.
-        """
+        """Import the plug-in's function or class; `what`, `error` and when it is raised as in `find_function`."""
         try:
             return find_function(self.target, what, error)
         except error as cause:

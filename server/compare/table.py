@@ -51,11 +51,7 @@ def _read(cell: Cell) -> Course:
 
 
 def write_table(out: Path, cells: Sequence[Cell]) -> str:
-    """Write comparison.md, comparison.json, curves.csv and comparison.html; return the Markdown.
-
-    Raises:
-        ConfigError: a file of a finished cell is missing or damaged.
-    """
+    """Write comparison.md, .json and .html, and curves.csv; return the Markdown. Errors as in `read_results`."""
     results = read_results(cells)
     rows = [_row(name, [course for _, course in found]) for name, found in results.items()]
     remarks = _remarks(cells, results)

@@ -156,12 +156,7 @@ def application(folder: Path, host: str) -> Starlette:
 
 
 def serve(folder: Path, address: str, say: Callable[[str], None]) -> None:
-    """Serve the live page at `[HOST:]PORT`, on loopback without a host, until Ctrl-C; `say` receives its address.
-
-    Raises:
-        ConfigError: the address is invalid, or the folder holds no run.
-        ConnectionFailed: the server cannot listen there.
-    """
+    """Serve the live page as `serve_at` does, until Ctrl-C; ConfigError also if the folder holds no run."""
     listening_at("--web", address)
     if not find_runs(folder):
         raise ConfigError(f"expected the folder of a run, or of runs, found none in {folder}")

@@ -34,11 +34,7 @@ EVENTS = 200
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write the report of a run, finished or not, and return its path.
-
-    Raises:
-        ConfigError: there is no run, one of its files is damaged, or no round is over.
-    """
+    """Write the report of a run, finished or not, and return its path; errors as in `read_run_data`."""
     run = read_run_data(folder)
     path = out or run.folder / REPORT
     write_bytes(path, _page(run))
