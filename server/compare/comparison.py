@@ -2,7 +2,7 @@
 
 OUT/comparison.yaml            the settings that all cells share; another comparison is refused here
 OUT/STRATEGY-seedN/            an ordinary run folder of `flower-server`
-OUT/STRATEGY-seedN/cell.json   marks the run as finished, and holds its seconds
+OUT/STRATEGY-seedN/cell.json   marks the run as finished
 
 Cells share everything but the strategy and its own options. The seed decides the split, the cohorts and the batches.
 So two strategies with one seed train the same clients on the same batches in the same rounds.
