@@ -42,9 +42,8 @@ def backprop(client: Client, order: BackpropOrder) -> BackpropResult:
         raise WireError(f"order: for the encoder {order.version}, which this client does not hold")
     values, before = kept["values"], kept["descriptor"]
     inputs = encoder_inputs(client)
-    sent = Weights(
-        encoders.encoder_layout(encoders.EncoderSpec(order.encoder, tuple(inputs.shape[1:]), order.dim)), values
-    )
+    spec = encoders.EncoderSpec(order.encoder, tuple(inputs.shape[1:]), order.dim)
+    sent = Weights(encoders.encoder_layout(spec), values)
     module, part = loaded_encoder(order.encoder, inputs, order.dim, sent, order.version)
     order.weights.check(encoders.descriptor_layout(order.dim), values.dtype)
     part.gradient.zero_()

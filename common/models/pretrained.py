@@ -83,9 +83,8 @@ def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) ->
         if config.get("library") == "torchvision":
             from torchvision.models import get_model
 
-            module = _filled(
-                get_model(config["architecture"], weights=None, num_classes=num_classes), folder, input_shape
-            )
+            network = get_model(config["architecture"], weights=None, num_classes=num_classes)
+            module = _filled(network, folder, input_shape)
         elif "model_type" in config:
             module = _transformer(folder, str(config["model_type"]), input_shape, num_classes)
         else:
