@@ -81,6 +81,8 @@ class FlowerStrategy(Strategy):
         Raises:
             HyperbloomError: the initial arrays do not fit, too few clients joined, or none answers any more.
         """
+        if grid is None:
+            raise ConfigError("start: expected Flower's grid, found None")
         folder = Path(self.run_dir).resolve() if self.run_dir else new_run_folder(None, self.config.strategy).resolve()
         config, changes = self.config, dict[str, Any]()
         if num_rounds:

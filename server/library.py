@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from hyperbloom.common.config import RunConfig, load_run_config, make_run_config
+from hyperbloom.common.config import RunConfig, check, load_run_config, make_run_config
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.gains import Gain
 from hyperbloom.server.grids.fleet import Machines
@@ -146,7 +146,7 @@ def run(
         values = config.model_dump(exclude_unset=True) if isinstance(config, RunConfig) else config
         config = make_run_config({}, values, "run()")
     processes = {"insecure": 1, "port": 0, "local_clients": config.clients} if engine == "grpc" else {}
-    machines = Machines(engine=engine, **processes)
+    machines = check(Machines, {"engine": engine, **processes}, "run()")
     folder = Path(run_dir) if run_dir else None
     resume = folder if folder and begun_as(config, folder, "run_dir") else None
     if resume and is_over(resume, config):

@@ -26,7 +26,7 @@ from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
-from hyperbloom.common.wire.orders import EvaluateResult, Introduction, Refinement
+from hyperbloom.common.wire.orders import PRIVATE, REPLIES, EvaluateResult, Introduction, Refinement
 from hyperbloom.strategies.exchange import Client, Exchanges, Update, train
 from hyperbloom.strategies.turn import Evaluation, Turn
 
@@ -138,6 +138,9 @@ class Algorithm(ABC):
             raise ConfigError(f"adapt: expected all, and no backbone, with {config.strategy}; it writes whole networks")
         if self.private == "head" and models.Adapt.parse(config.adapt).kind == "head":
             raise ConfigError(f"adapt: expected more than head with {config.strategy}, whose clients keep the head")
+        if self.reply not in REPLIES or self.private not in PRIVATE:
+            found = f"found {self.reply!r} and {self.private!r}"
+            raise ConfigError(f"{config.strategy}: expected reply in {REPLIES} and private in {PRIVATE}, {found}")
         self.check()
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hyperbloom.common.errors import WireError
+from hyperbloom.common.errors import ConfigError, WireError, describe
 from hyperbloom.common.layout import Weights
 from hyperbloom.common.wire.orders import SGD, EvaluateOrder, EvaluateResult, Scope, Target, TrainOrder
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, ask
@@ -66,10 +66,9 @@ class Turn:
         recipe = algorithm.recipe(self.number)
 
         def orders(some: Sequence[Client]) -> list[TrainOrder]:
-            rows = algorithm.weights(some) if some else []
             return [
                 TrainOrder(self.scope, target, sgd, algorithm.reply, row, recipe.method, recipe.resemble)
-                for row in ([None] * len(some) if rows is None else rows)
+                for row in self._written(algorithm.weights, some)
             ]
 
         size = self._size(clients)
@@ -83,12 +82,23 @@ class Turn:
         write, refinement = weights or algorithm.personal, algorithm.recipe(self.number).refinement
 
         def orders(some: Sequence[Client]) -> list[EvaluateOrder]:
-            rows = write(some) if some else []
-            each: Sequence[Weights | None] = [None] * len(some) if rows is None else rows
-            return [EvaluateOrder(self.scope, target, row, refinement, algorithm.metrics) for row in each]
+            rows = self._written(write, some)
+            return [EvaluateOrder(self.scope, target, row, refinement, algorithm.metrics) for row in rows]
 
         wanted = Ask(clients, orders, self.check_score, self._size(clients), quorum=False, in_turns=True)
         return {client.client_id: result for client, result in (yield from ask(wanted))}
+
+    def _written(self, write: Callable[[Sequence[Client]], object], some: Sequence[Client]) -> Sequence[Weights | None]:
+        """Return what a method of the algorithm writes for each client, or None; ConfigError if it is anything else."""
+        rows = write(some) if some else []
+        if rows is None:
+            return [None] * len(some)
+        if not isinstance(rows, Sequence) or len(rows) != len(some) or not all(isinstance(x, Weights) for x in rows):
+            wanted = (
+                f"{getattr(write, '__qualname__', write)} to return {len(some)} Weights, one for each client, or None"
+            )
+            raise ConfigError(f"{self.algorithm.config.strategy}: expected {wanted}, found {describe(rows)}")
+        return rows
 
     def check_score(self, client: Client, result: EvaluateResult, models: int = 1) -> None:
         """Raise a WireError for impossible scores, or for more examples than the client has for each of `models`."""

@@ -35,7 +35,7 @@ from hyperbloom.common.config import Positive, Section, check
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.data.texts import TOKENIZER, copy_tokenizer
-from hyperbloom.common.errors import ConfigError, ModelError, describe
+from hyperbloom.common.errors import FULL, ConfigError, DiskError, ModelError, describe
 from hyperbloom.common.files.storage import write_bytes, write_tensors
 from hyperbloom.common.models import ModelSpec, build, full_layout, merged, model_names
 from hyperbloom.common.models.adapt import write_adapter
@@ -244,7 +244,8 @@ def beside(folder: Path) -> Iterator[Path]:
         draft.mkdir(parents=True)
         yield draft
     except OSError as error:
-        raise ConfigError(f"--out: cannot write {folder}: {error.strerror or error}") from None
+        kind = DiskError if error.errno in FULL else ConfigError
+        raise kind(f"--out: cannot write {folder}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

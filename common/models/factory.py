@@ -49,8 +49,8 @@ def _built(factory: Callable[..., object], name: str, input_shape: tuple[int, ..
         raise ModelError(f"{name}: {EXPECTED}; found that it fails with {describe(error)}") from error
     if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):  # which cannot be copied
         raise ModelError(f"{name}: {EXPECTED}; found {describe(module)}")
-    if next(module.parameters(), None) is None:
-        raise ModelError(f"{name}: expected a network with parameters, found none")
+    if not any(each.requires_grad for each in module.parameters()):
+        raise ModelError(f"{name}: expected a network with parameters that learn, found none")
     if odd := {each.dtype for each in module.parameters()} - {torch.float32}:
         raise ModelError(f"{name}: expected parameters in float32, and all else as buffers, found {odd.pop()}")
     check_logits(module, name, input_shape, num_classes)

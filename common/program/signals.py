@@ -30,6 +30,7 @@ def run_program(main: Callable[[], int | None]) -> NoReturn:
     leaves the rest to the operating system.
     """
     code: object = 1
+    sys.stdout, sys.stderr = (each or open(os.devnull, "w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
     try:
         code = main()
     except SystemExit as stop:  # raised by libraries

@@ -46,7 +46,7 @@ class Measured:
 
 
 class Task(ABC):
-    """Base class of tasks. A task of one's own overrides `metrics`, `check`, `losses` and `counts`, or a part of them.
+    """Base class of tasks. A task of one's own defines `metrics`, `check`, `losses`, `counts`, `show`.
 
     Attributes:
         spec: the description.

@@ -56,7 +56,8 @@ class Machines(Section):
     @classmethod
     def _usual(cls, host: object, about: ValidationInfo) -> object:
         """Return the host, by default loopback for plain text, and every address for clients with keys."""
-        return host or ("127.0.0.1" if about.data["insecure"] or about.data["engine"] == "inline" else "0.0.0.0")
+        plain = about.data.get("insecure") or about.data.get("engine") == "inline"
+        return str(host or "").strip("[]") or ("127.0.0.1" if plain else "0.0.0.0")
 
     @property
     def listening(self) -> str:

@@ -3,6 +3,7 @@
 It serves research on one machine, and tests of the whole path without a network.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, groupby
 
@@ -11,6 +12,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from hyperbloom.common.errors import attempt
 from hyperbloom.common.wire.orders import TrainOrder
 from hyperbloom.server.broker.flower import TaskIdentity, constant, node
+
+log = logging.getLogger(__name__)
 
 TrainAll = Callable[[Sequence[tuple[Message, Context]]], Sequence[Message | Exception]]
 
@@ -70,5 +73,6 @@ def answer(outcome: Message | Exception, message: Message) -> Message:
     """Return a client's answer; an exception becomes the error message that Flower would send."""
     if isinstance(outcome, Message):
         return outcome
+    log.error("%s failed", message.metadata.message_type, exc_info=outcome)  # as a client's process logs it
     reason = f"{type(outcome).__name__}: {outcome}"
     return Message(Error(constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -40,6 +40,9 @@ def text(input_shape, num_classes):
 def empty(input_shape, num_classes):
     return nn.Flatten()
 
+def fixed(input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, num_classes)).requires_grad_(False)
+
 def script(input_shape, num_classes):
     return torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(12, num_classes)))
 
@@ -181,7 +184,8 @@ def test_the_network_is_as_the_factory_made_it() -> None:
             "own_models:whole_numbers: expected parameters in float32, and all else as buffers, found torch.int64",
         ),
         ("own_models:script", f"own_models:script: {WANTED}; found RecursiveScriptModule"),
-        ("own_models:empty", "own_models:empty: expected a network with parameters, found none"),
+        ("own_models:empty", "own_models:empty: expected a network with parameters that learn, found none"),
+        ("own_models:fixed", "own_models:fixed: expected a network with parameters that learn, found none"),
         ("own_models:ten", "own_models:ten: expected logits of shape (2, 4) for 2 inputs, found shape (2, 10)"),
         ("own_models:Two", "own_models:Two: expected logits of shape (2, 4) for 2 inputs, found tuple of 2"),
         ("own_models:narrow", "own_models:narrow: fails on inputs of shape (3, 2, 2): RuntimeError: "),

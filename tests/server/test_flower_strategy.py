@@ -52,6 +52,12 @@ def started(config: RunConfig, folder: Path, **changes: Any) -> Result:
     return strategy.start(inline_grid(config, folder), **changes)
 
 
+def test_without_a_grid_it_opens_no_server(config: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^start: expected Flower's grid, found None$"):
+        FlowerStrategy(config, tmp_path / "run").start(None)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
 def test_its_numbers_are_those_of_flower_server_to_the_bit(finished: Path, tmp_path: Path) -> None:
     config = load_run_config(finished / "config.yaml", {})
     asked: list[int] = []

@@ -71,6 +71,11 @@ def test_a_client_of_a_run_and_its_report(tmp_path: Path) -> None:
     assert frame and html.unescape(frame[1]) == run.report.path.read_text(encoding="utf-8")
 
 
+def test_an_engine_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="engine"):
+        hyperbloom.run(KEYS, "inlined")  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_processes_give_the_same_run(tmp_path: Path) -> None:

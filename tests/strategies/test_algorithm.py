@@ -85,6 +85,15 @@ class SentBack(OneModel):
             self.model = torch.stack(trained).mean(0)
 
 
+class Wrong(OneModel):
+    """The same, but `weights` returns what `wrong` makes of the right answer."""
+
+    wrong: Any = None
+
+    def weights(self, clients: Sequence[Client]) -> Any:
+        return type(self).wrong(super().weights(clients))
+
+
 class Trained(Inline):
     """Three real clients after their rounds: where the model started, and what happened."""
 
@@ -119,6 +128,26 @@ def clipped(change: Tensor, norm: float) -> np.ndarray[Any, Any]:
 def test_a_strategy_that_would_forget_its_state_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match=r"Forgetful: expected a method restore, or --resume would forget its state"):
         make_algorithm(digits_config(strategy=f"{__name__}:Forgetful", options={}))
+
+
+@pytest.mark.parametrize("wrong", [lambda rows: rows[0], lambda rows: rows[1:], lambda rows: [r.values for r in rows]])
+def test_weights_that_are_none_are_refused_in_the_authors_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any
+) -> None:
+    monkeypatch.setattr(Wrong, "wrong", wrong)
+    with pytest.raises(
+        ConfigError, match=r"Wrong: expected Wrong\.weights to return 3 Weights, one for each client, or "
+    ):
+        one_round(tmp_path, Wrong)
+
+
+@pytest.mark.parametrize(("name", "value"), [("reply", "gradient"), ("private", "classifier")])
+def test_attributes_that_no_client_knows_are_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setattr(OneModel, name, value)
+    with pytest.raises(ConfigError, match=rf"OneModel: expected reply in .* and private in .*, found .*{value}"):
+        make_algorithm(digits_config(strategy=f"{__name__}:OneModel", options={}))
 
 
 def test_a_strategy_of_ones_own_goes_back_to_its_state(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Model folders: three formats with the same logits, and all or nothing on the disk."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch import nn
 
 from hyperbloom.client.work.sgd import FlatPart
 from hyperbloom.common.data.scaling import Scaling
-from hyperbloom.common.errors import ConfigError, ModelError
+from hyperbloom.common.errors import ConfigError, HyperbloomError, ModelError
 from hyperbloom.common.files import export
 from hyperbloom.common.files.export import OPSET, Card, read_model, write_model
 from hyperbloom.common.layout import Layout
@@ -115,6 +117,16 @@ def test_onnx_that_computes_something_else_is_not_left(tmp_path: Path, monkeypat
     with pytest.raises(ModelError, match=r"model.onnx: expected torch's logits"):
         write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 6), (errno.EROFS, 6), (errno.EACCES, 2)])
+def test_a_full_disk_and_a_folder_of_others_have_their_exit_codes(tmp_path: Path, number: int, code: int) -> None:
+    with (
+        pytest.raises(HyperbloomError, match=r"^--out: cannot write .*/model: ") as caught,
+        export.beside(tmp_path / "model"),
+    ):
+        raise OSError(number, os.strerror(number))
+    assert caught.value.exit_code == code and list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_with_files_in_it_is_refused(tmp_path: Path) -> None:

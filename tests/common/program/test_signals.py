@@ -99,6 +99,11 @@ def test_the_exit_code_is_what_the_program_asked_for(main: str, code: int, said:
     assert (done.returncode, done.stderr) == (code, said)
 
 
+def test_a_program_without_a_terminal_ends_as_any_other() -> None:
+    done = run("sys.stdout = sys.stderr = None", "return 3")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
 def test_a_defect_shows_its_traceback_and_ends_with_1() -> None:
     done = run("", "raise ValueError('a defect')")
     assert done.returncode == 1

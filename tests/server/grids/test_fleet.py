@@ -23,7 +23,8 @@ def test_the_log_of_a_run_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("host", "place"), [("::1", "[::1]:9092"), ("::", "[::]:9092"), ("127.0.0.1", "127.0.0.1:9092")]
+    ("host", "place"),
+    [("::1", "[::1]:9092"), ("[::1]", "[::1]:9092"), ("::", "[::]:9092"), ("127.0.0.1", "127.0.0.1:9092")],
 )
 def test_an_address_of_ipv6_is_in_brackets(host: str, place: str) -> None:
     assert Machines(host=host, port=9092).listening == place

@@ -164,6 +164,19 @@ def test_replies_and_errors_are_those_of_one_by_one(tmp_path: Path, groups: list
         assert got == (pytest.approx(want, rel=1e-5) if isinstance(want, float) else want)
 
 
+def test_a_defect_in_a_users_code_leaves_its_lines_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(message: Message, context: Context) -> Message:
+        raise ZeroDivisionError("mine")
+
+    grid = four_clients(tmp_path, vectorise=False)
+    monkeypatch.setattr(grid, "app", broken)
+    (reply,) = grid.pull_messages(grid.push_messages([order(grid, 2)]))
+    assert reply.error.reason == "ZeroDivisionError: mine"
+    assert "train failed" in caplog.text and 'raise ZeroDivisionError("mine")' in caplog.text
+
+
 def test_only_orders_to_train_are_answered_together(tmp_path: Path) -> None:
     asked: list[int] = []
 
