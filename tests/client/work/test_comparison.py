@@ -24,7 +24,7 @@ from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.gains import MIXTURES
 from hyperbloom.common.layout import Weights
 from hyperbloom.common.methods import Ditto
-from hyperbloom.common.models import first_values, full_layout
+from hyperbloom.common.models import first_values, full_layout, head_layout
 from hyperbloom.common.tasks import TaskSpec, make_task
 from hyperbloom.common.wire.orders import SGD, CompareOrder, CompareResult, EvaluateOrder, TrainOrder
 
@@ -314,6 +314,18 @@ def test_a_training_alone_that_diverges_is_no_comparison(
     assert "no comparison: training alone diverged [run run-1]" in caplog.messages
     kept, facts = worker.state.load_scored("run-1")
     assert torch.equal(FULL.flatten(kept), SOUND.values) and (facts.gain, facts.private) == ("", "none")
+
+
+def test_fine_tuning_begins_without_the_momentum_of_the_last_training(make_worker: Callable[..., Worker]) -> None:
+    head = head_layout(SPEC)
+    values, tuned = torch.linspace(-0.1, 0.1, head.numel), list[torch.Tensor]()
+    asked = order(private="head", weights=Weights(BODY, BODY.flatten(FULL.views(SOUND.values))))
+    for momentum in (None, torch.ones(head.numel)):
+        worker = make_worker("ward-7")
+        worker.state.save_personal(asked.scope, head, values, momentum)
+        trial = dict(comparison._trials(worker, asked))["tuned"]
+        tuned.append(torch.cat([each.flatten() for each in trial.tensors.values()]))
+    assert torch.equal(*tuned)
 
 
 def test_a_model_trained_alone_is_a_whole_network_beside_a_generated_one(make_worker: Callable[..., Worker]) -> None:
