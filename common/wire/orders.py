@@ -303,7 +303,7 @@ class EvaluateResult:
             for metric, value in zip(score.metrics, score.values, strict=True):
                 scale = scale_of(metric)
                 most = min(scale.most, LARGEST_LOSS)
-                least = 0.0 if scale.percent or not scale.rises else -LARGEST_LOSS  # R2 and a task of one's own may
+                least = 0.0 if scale.percent or not scale.rises else -LARGEST_LOSS  # R2 and own metrics may be negative
                 if not least <= value <= most:  # false for NaN
                     raise WireError(f"{split}: expected {metric} from {least:g} to {most:g}, found {value}")
             if not all(abs(count) <= LARGEST_LOSS for count in score.counts):  # false for NaN
