@@ -334,7 +334,7 @@ def test_one_client_cannot_spoil_the_scale_of_all_by_the_moments_that_it_tells()
         assert mean is not None and std is not None
         return mean, std
 
-    # The lower medians of mean, deviation and distance are 52, 8 and 2 beside the first lie, 50, 7 and 2 beside the other
+    # The lower medians of mean, deviation and distance: 52, 8 and 2 beside the first lie, 50, 7 and 2 by the other.
     for lie, counted in (((30.0, 1e20, 1e20), 52 + 10 * (8 + 2)), ((30.0, -1e20, 0.0), 50 - 10 * (7 + 2))):
         assert scales(*ages, lie)[0] == pytest.approx((162 + counted) / 4), lie
     mean, _ = scales(*ages, (1e12, 70.0, 8.0))  # it counts for 100 of the others, as in averages
