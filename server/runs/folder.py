@@ -263,9 +263,10 @@ def _environment(config: RunConfig, run_id: str, machines: Mapping[str, Any]) ->
         "run_id": run_id,
         "seed": config.seed,
         "started": _now(),
-        "command": [  # without where a tracker is: its address may have a password
+        "command": [  # without a tracker's address, which may have a password, and Flower's token of a ServerApp
             word.partition(":")[0] if "--track" in (before, word.partition("=")[0]) else word
             for before, word in pairwise(["", *sys.argv])
+            if before != "--token"
         ],
         "machines": machines,
         "python": platform.python_version(),

@@ -71,8 +71,9 @@ def play(
         session = Session(config, opened, run_id, listeners, watch, resume, machines.device, recorder.selected_state)
         try:
             return recorder, session, session.run()
-        except (HyperbloomError, KeyboardInterrupt) as error:
-            recorder.event(f"the run stopped: {str(error) or 'Ctrl-C'}")
+        except (HyperbloomError, KeyboardInterrupt, SystemExit) as error:  # the last one is Flower's, by `flwr stop`
+            ended = isinstance(error, SystemExit)
+            recorder.event(f"the run stopped: {'its process was ended' if ended else str(error) or 'Ctrl-C'}")
             raise
 
 

@@ -107,7 +107,8 @@ class _Watcher:
         board, console = self.view.board, self.view.console
         if not has_ended(self.folder):
             where = f"round {board.done} of {board.rounds} of {board.name}"
-            print_line(console, f"it stopped after {where}; flower-server --resume {self.folder} goes on with it")
+            how = f"flower-server --resume {self.folder}, or flwr run for a Flower app,"
+            print_line(console, f"it stopped after {where}; {how} goes on with it")
             return
         if results := read_summary(self.folder):
             members = read_members(self.folder).clients

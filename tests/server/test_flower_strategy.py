@@ -145,6 +145,18 @@ def test_it_goes_on_in_a_folder_where_the_run_has_begun(config: RunConfig, tmp_p
         started(config, tmp_path, num_rounds=4)
 
 
+def test_a_run_that_flower_ends_says_so(config: RunConfig, tmp_path: Path) -> None:
+    """Flower's handler of SIGTERM, by which `flwr stop` ends a ServerApp, calls `sys.exit`."""
+
+    class Stopped(Listener):
+        def round_done(self, report: RoundReport) -> None:
+            sys.exit(0)
+
+    with pytest.raises(SystemExit):
+        FlowerStrategy(config, tmp_path / "run", [Stopped()]).start(inline_grid(config, tmp_path))
+    assert "the run stopped: its process was ended" in (tmp_path / "run/events.jsonl").read_text()
+
+
 def test_a_run_that_stopped_in_a_baseline_has_the_result_of_its_strategy(tmp_path: Path) -> None:
     class Killed(Listener):
         def phase(self, algorithm: Algorithm, name: str) -> None:

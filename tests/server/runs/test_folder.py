@@ -364,6 +364,12 @@ def test_the_command_is_kept_without_a_trackers_address(tmp_path: Path, monkeypa
     assert environment["command"] == ["flower-server", "--track", "mlflow", "--track=mlflow", "--set", "a:b=1"]
 
 
+def test_the_command_is_kept_without_the_token_of_a_server_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["flwr-serverapp", "--token", "5ec2e7", "--parent-pid", "7"])
+    some_folder(tmp_path)
+    assert "5ec2e7" not in (tmp_path / "environment.json").read_text()
+
+
 @pytest.mark.parametrize("row", [-1, 0, 2])
 def test_a_roster_with_a_row_too_few_is_damaged(tmp_path: Path, row: int) -> None:
     some_folder(tmp_path).phase_done(some_strategy())

@@ -85,7 +85,8 @@ def test_where_a_run_stopped_is_said(tmp_path: Path) -> None:
         run.go(number)
     watch(tmp_path, shown.console)
     assert shown.lines()[-1] == (
-        f"it stopped after round 3 of 6 of pfedhn; flower-server --resume {tmp_path} goes on with it"
+        f"it stopped after round 3 of 6 of pfedhn; flower-server --resume {tmp_path}, or flwr run for a Flower app, "
+        "goes on with it"
     )
 
 
