@@ -220,7 +220,8 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | 
     described, outputs_of = read_model(model)
     if report and described.input_shape[:-2] not in ((1,), (3,)):
         raise ConfigError(f"--report: expected a model of images, found inputs of shape {described.input_shape}")
-    table, shown, classes = Table(box=None, pad_edge=False), list[tuple[bytes, dict[str, str]]](), tuple[str, ...]()
+    table, classes = Table(box=None, pad_edge=False), tuple[str, ...]()
+    shown = list[tuple[bytes, list[tuple[str, str]]]]()
     in_table, tokenizer = sys.stdout.isatty() and not as_json, str(model / TOKENIZER)
     for inputs in read_inputs(files, described.input_shape, described.preprocessing, described.table, tokenizer):
         for start in range(0, len(inputs.names), 256):
@@ -232,32 +233,32 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | 
                     answer["mask"] = str(write_mask(masks, file, mask))
                 cells = _cells(answer, 4 if in_table else 6)
                 if report and len(shown) < _MOST_IN_REPORT:
-                    shown.append((draw(inputs.values[place].numpy(), mask), {"file": file, **cells}))
+                    shown.append((draw(inputs.values[place].numpy(), mask), [("file", file), *cells]))
                     classes = described.class_names if mask else classes
                 if as_json:
                     print(json.dumps({"file": file, **answer}))
                 elif in_table:
-                    for name in ("file", *cells) if not table.columns else ():
+                    for name in ("file", *(name for name, _ in cells)) if not table.columns else ():
                         table.add_column(escape(name))
-                    table.add_row(escape(file), *map(escape, cells.values()))
+                    table.add_row(escape(file), *(escape(value) for _, value in cells))
                 else:
-                    print(file, *cells.values(), sep="\t")
+                    print(file, *(value for _, value in cells), sep="\t")
     if in_table:
         Console().print(table)
     if report:
         write_page(report, f"Answers of {model.name}", shown, classes)
 
 
-def _cells(answer: dict[str, Any], digits: int) -> dict[str, str]:
-    """Return an answer as one text for each column; lists of numbers are for JSON alone."""
-    cells: dict[str, str] = {}
+def _cells(answer: dict[str, Any], digits: int) -> list[tuple[str, str]]:
+    """Return an answer as a name and a text for each column; lists of numbers are for JSON alone."""
+    cells: list[tuple[str, str]] = []
     for name, value in answer.items():
         if isinstance(value, dict):
-            cells |= _cells(value, digits)
+            cells += _cells(value, digits)
         elif isinstance(value, list) and all(isinstance(each, str) for each in value):
-            cells[name] = ", ".join(value) or "none"
+            cells.append((name, ", ".join(value) or "none"))
         elif not isinstance(value, list):
-            cells[name] = f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+            cells.append((name, f"{value:.{digits}f}" if isinstance(value, float) else str(value)))
     return cells
 
 

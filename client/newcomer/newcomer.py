@@ -179,8 +179,9 @@ class Newcomer:
         if not self.share:
             privacy = ("Nothing that was sent depends on the data, so no privacy was spent.",)
         remarks = [f"Which model, and what to expect: {offer.expected}."]
-        if not self.sources.names_all(offer):
-            remarks.append("The classes are numbered as by the clients that trained; these data do not name them all.")
+        numbers = tuple(map(str, range(offer.num_classes)))
+        if not self.sources.names_all(offer) and self.sources.class_names(offer) == numbers:
+            remarks.append("The outputs are numbered as by the clients that trained; these data do not name them all.")
         if self.sources.scaling(offer) == offer.scaling:
             remarks.append(offer.scaling_known_by)
         if self.unlike:

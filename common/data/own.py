@@ -175,6 +175,8 @@ def build_pool(
     names = tuple(str(label) for label in range(least)) if class_names is None else tuple(class_names)
     if len(names) < least or (len(names) > least and train.labels.dtype.kind == "f"):
         raise DataError(f"{name}: expected a name for each of {least} classes, found {len(names)}")
+    if len(set(names)) < len(names):
+        raise DataError(f"{name}: expected each class name once, found {', '.join(names)}")
     check_groups(name, (train, val, test))
     return replace(pool, class_names=tuple(map(printable, names)))  # spreadsheets have spaces that do not break
 

@@ -3,7 +3,7 @@
 import io
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +32,13 @@ _FIGURE = Markup('<figure><img alt="" src="data:image/png;base64,{}"><figcaption
 
 
 def write_page(
-    path: Path, title: str, shown: Iterable[tuple[bytes, Mapping[str, str]]], classes: Sequence[str] = ()
+    path: Path, title: str, shown: Iterable[tuple[bytes, Iterable[tuple[str, str]]]], classes: Sequence[str] = ()
 ) -> None:
     """Write a self-contained page of PNGs, each with named values, and with the colours of `classes` in masks."""
     colours = [PALETTE[3 * place : 3 * place + 3].hex() for place in range(len(classes))]
     legend = Markup().join(_COLOUR.format(*pair) for pair in list(zip(colours, classes, strict=True))[1:])
     figures = [
-        _FIGURE.format(b64encode(png).decode(), Markup("<br>").join(f"{name}: {value}" for name, value in told.items()))
+        _FIGURE.format(b64encode(png).decode(), Markup("<br>").join(f"{name}: {value}" for name, value in told))
         for png, told in shown
     ]
     write_bytes(path, _PAGE.format(title=title, legend=legend, figures=Markup("\n").join(figures)).encode())

@@ -87,7 +87,10 @@ class Segmentation(OfClasses):
         """Return the mask, and the share of each class in it."""
         masks = self.answers(outputs)
         return [
-            {"mask": mask.tolist(), **{name: float((mask == at).double().mean()) for at, name in enumerate(names)}}
+            {
+                "mask": mask.tolist(),
+                "shares": {name: float((mask == k).double().mean()) for k, name in enumerate(names)},
+            }
             for mask in masks
         ]
 

@@ -180,7 +180,8 @@ def check_introduction(
     if input_shape not in (None, about.input_shape):
         raise RefusedError(f"expected inputs of shape {input_shape} as in this federation, found {about.input_shape}")
     if num_classes not in (None, about.num_classes):
-        hint = "; name them all, images by a folder each, which may be empty" if about.task == "classification" else ""
+        folders = ", images by a folder each, which may be empty" if about.task == "classification" else ""
+        hint = f"; name them all{folders}" if about.task in ("classification", "segmentation") else ""
         raise RefusedError(f"expected {num_classes} classes as in this federation, found {about.num_classes}{hint}")
     if about.size not in config.sizes:
         raise RefusedError(f"expected --size to be one of {', '.join(config.sizes)}, found {about.size}")

@@ -115,6 +115,8 @@ class Export:
             classes, about = spec.num_classes, client.about
             if class_names and len(class_names) != classes:
                 raise ConfigError(f"--class-names: expected {classes} names, found {len(class_names)}")
+            if len(set(class_names)) < len(class_names):
+                raise ConfigError(f"--class-names: expected each name once, found {','.join(class_names)}")
             schema = read_schema(about.schema, f"the schema of {about.client_id}") if about.schema else None
             known = (schema.classes or schema.label) if schema else ()
             called = class_names or known or tuple(str(label) for label in range(classes))

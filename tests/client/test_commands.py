@@ -70,15 +70,21 @@ def test_masks_are_files_and_lie_over_the_images_of_the_report(
     monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
     spec = ModelSpec("unet", "S", (1, 8, 8), 2)
     write_model(
-        tmp_path / "m", build(spec), spec, ("ground", "cell"), Scaling(1.0), Card("T", {}, ()), TaskSpec("segmentation")
+        tmp_path / "m", build(spec), spec, ("ground", "mask"), Scaling(1.0), Card("T", {}, ()), TaskSpec("segmentation")
     )
     np.save(tmp_path / "two.npy", np.random.default_rng(0).random((2, 1, 8, 8), dtype=np.float32))
     where = ["--masks", str(tmp_path / "masks"), "--report", str(tmp_path / "report.html")]
     assert main(["predict", "--model", str(tmp_path / "m"), "--json", *where, str(tmp_path / "two.npy")]) == 0
     first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert first["ground"] + first["cell"] == pytest.approx(1.0) and Path(second["mask"]).is_file()
+    assert sum(first["shares"].values()) == pytest.approx(1.0) and Path(second["mask"]).is_file()
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<img") == 2 and "two.npy[1]" in page and "> cell" in page
+    assert page.count("<img") == 2 and "two.npy[1]" in page and "> mask" in page
+    assert (
+        main(["predict", "--model", str(tmp_path / "m"), "--masks", str(tmp_path / "more"), str(tmp_path / "two.npy")])
+        == 0
+    )
+    shown = capsys.readouterr().out.splitlines()[0].split("\t")
+    assert float(shown[1]) + float(shown[2]) == pytest.approx(1.0) and Path(shown[3]).is_file()
 
 
 def test_a_report_is_for_images(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -172,6 +172,7 @@ def unusable() -> Iterator[tuple[dict[str, Any], str]]:
         "key 'y': expected floats, or classes .* without gaps, found 100001 among 10 labels",
     )
     yield {"x": x, "y": y, "class_names": np.array(["a"])}, "expected a name for each of 2 classes, found 1"
+    yield {"x": x, "y": y, "class_names": np.array(["a", "a"])}, "expected each class name once, found a, a"
     yield {"x": x, "y": y, "class_names": np.arange(2)}, r"key 'class_names': expected strings \(K,\), found int64"
     yield {"x": x[:2], "y": y[:2]}, "key 'x': expected at least 3 examples to split, found 2"
     yield {**SPLIT, "x_train": x[:1], "y_train": y[:1]}, "key 'x_train': expected at least 2 examples to split, found 1"

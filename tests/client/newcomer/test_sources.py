@@ -13,7 +13,10 @@ from hyperbloom.common.data import DataSpec
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import read_schema
 from hyperbloom.common.data.table import read_cells
-from hyperbloom.common.wire.newcomers import Description
+from hyperbloom.common.layout import Weights
+from hyperbloom.common.models import ModelSpec, full_layout
+from hyperbloom.common.tasks import TaskSpec
+from hyperbloom.common.wire.newcomers import Delivery, Description
 
 from .offers import expected, newcomer, offer
 
@@ -88,6 +91,22 @@ def test_tables_with_and_without_labels_are_read_by_the_servers_schema(tmp_path:
     bare = newcomer(tmp_path, DataSpec(str(tmp_path / "bare.csv")))
     assert isinstance(bare.describe(replace(made, schema=named)), Description)
     assert bare.sources.class_names(made) == ("well", "sick")
+    bare, numbers = newcomer(tmp_path, DataSpec(str(tmp_path / "bare.csv"))), replace(made, num_classes=1)
+    assert isinstance(bare.describe(replace(numbers, task=TaskSpec("regression"), metric="rmse")), Description)
+    assert bare.sources.class_names(numbers) == ("ill",), "the column of a table of numbers to learn"
+
+
+@pytest.mark.parametrize("labels", [np.arange(40) % 2, np.linspace(0, 1, 40), np.eye(2)[np.arange(40) % 2] * np.nan])
+def test_labels_of_another_kind_than_the_runs_give_no_score(tmp_path: Path, labels: np.ndarray) -> None:
+    """Two numbers are to learn; the data have classes, one number, or labels that nobody knows."""
+    spec = labelled(tmp_path / "own.npz", np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), labels)
+    made = replace(offer(shape=(4,)), num_classes=2, task=TaskSpec("regression"), metric="rmse", scaling=Scaling(1.0))
+    one = newcomer(tmp_path, spec)
+    assert isinstance(one.describe(made), Description), one.failure
+    assert not one.sources.scored(made)
+    one.receive(Delivery(Weights(layout := full_layout(ModelSpec("mlp", "S", (4,), 2)), torch.zeros(layout.numel))))
+    one.write(tmp_path / "model")
+    assert "| test RMSE | not known here |" in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_another_schema_than_the_servers_is_told(tmp_path: Path) -> None:

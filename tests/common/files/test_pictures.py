@@ -35,7 +35,7 @@ def test_a_mask_lies_half_over_its_image_where_it_is_not_background(tmp_path: Pa
 
 
 def test_a_page_is_one_file_that_escapes_names(tmp_path: Path) -> None:
-    write_page(tmp_path / "p.html", "<b>", [(draw(np.zeros((1, 2, 2))), {"file": "a<i>"})], ["ground", "cell & wall"])
+    write_page(tmp_path / "p.html", "<b>", [(draw(np.zeros((1, 2, 2))), [("file", "a<i>")])], ["ground", "cell & wall"])
     page = (tmp_path / "p.html").read_text()
     assert page.count("data:image/png;base64,") == 1 and "file: a&lt;i&gt;" in page and "&lt;b&gt;" in page
     assert "cell &amp; wall" in page and "> ground" not in page and "http-equiv" in page and "<script" not in page

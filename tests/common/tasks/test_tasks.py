@@ -155,7 +155,7 @@ def test_people_are_told_names() -> None:
     task = make_task(TaskSpec("regression", (10.0,), (2.0,)))
     assert task.show(torch.tensor([[1.5]]), ["age (years)"]) == [{"age (years)": pytest.approx(13.0)}]
     told = MASKS.show(torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]]), ["ground", "cell"])
-    assert told == [{"mask": [[0, 1]], "ground": 0.5, "cell": 0.5}]
+    assert told == [{"mask": [[0, 1]], "shares": {"ground": 0.5, "cell": 0.5}}]
 
 
 def test_fedavg_of_linear_models_reaches_the_least_squares_solution() -> None:

@@ -275,6 +275,11 @@ CLASSES = "; name them all, images by a folder each, which may be empty"
     [
         ({"num_classes": 5}, {}, f"expected 5 classes as in this federation, found 10{CLASSES}"),
         (
+            {"num_classes": 5},
+            {"task": "segmentation"},
+            "expected 5 classes as in this federation, found 10; name them all",
+        ),
+        (
             {"input_shape": (1, 28, 28)},
             {},
             "expected inputs of shape (1, 28, 28) as in this federation, found (1, 8, 8)",

@@ -117,6 +117,7 @@ def test_wrong_names_and_folders_are_told(tmp_path: Path, capsys: pytest.Capture
         (["export", str(tmp_path), "--all"], "expected the folder of a run"),
         (["export", str(run), "--client", "ward"], "expected one of client-0, client-1, client-2; found 'ward'"),
         (["export", str(run), "--all", "--class-names", "a,b"], "expected 10 names, found 2"),
+        (["export", str(run), "--all", "--class-names", "a,b,c,d,e,f,g,h,i,a"], "expected each name once, found a,b"),
     ):
         assert main(flags) == 2
         assert error in capsys.readouterr().err
