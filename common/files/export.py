@@ -277,8 +277,10 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Mo
     assert onnx is not None
     onnx.save(path)
     network = _onnx_session(path.parent, path.name)
+    rows = [each.num_embeddings for each in module.modules() if isinstance(each, nn.Embedding)]
+    known = getattr(module, "vocabulary", min(rows, default=0))
     for batch in (1, 3):
-        generator, known = torch.Generator().manual_seed(0), getattr(module, "vocabulary", 0)
+        generator = torch.Generator().manual_seed(0)
         inputs = torch.randn(batch, *shape, generator=generator)
         if known:  # numbers of tokens
             inputs = torch.randint(known, (batch, *shape), generator=generator).float()

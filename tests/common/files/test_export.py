@@ -238,3 +238,24 @@ def test_an_architecture_of_a_users_own_goes_through_onnx(tmp_path: Path) -> Non
     (tmp_path / "m" / "model.onnx").unlink()
     with pytest.raises(ModelError, match=r"model.onnx, which is not there"):
         read_model(tmp_path / "m")
+
+
+@quiet
+def test_an_own_network_of_token_numbers_is_exported(tmp_path: Path) -> None:
+    """Any numbers would be no rows of its table."""
+    pytest.importorskip("onnxruntime", reason="extra export")
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.linear = nn.Embedding(50, 4), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.linear(self.table(x.long()).mean(1))
+            return logits
+
+    module = Words()
+    write_model(tmp_path / "m", module, ModelSpec("mynets:make", "M", (6,), 3), NAMES, Scaling(1.0), CARD)
+    _, logits = read_model(tmp_path / "m")
+    inputs = torch.randint(50, (4, 6)).float()
+    torch.testing.assert_close(logits(inputs), module(inputs).detach(), rtol=1e-5, atol=1e-5)
