@@ -179,9 +179,9 @@ def open_comparison(out: Path, shared: Mapping[str, Any], cells: Sequence[Cell])
 
 def _claim(out: Path, shared: Mapping[str, Any]) -> None:
     path = out / COMPARISON
-    if not path.exists():
-        if [each for each in out.iterdir() if not each.name.startswith(".")]:
-            raise ConfigError(f"--out: expected a new folder, or an earlier comparison, found other files in {out}")
+    if not path.exists() and [each for each in out.iterdir() if not each.name.startswith(".")]:
+        raise ConfigError(f"--out: expected a new folder, or an earlier comparison, found other files in {out}")
+    if not any(has_begun(each.parent) for each in out.rglob("config.yaml")):  # its first run may have been refused
         write_bytes(path, dump_yaml(shared).encode())
         return
     try:
@@ -194,13 +194,14 @@ def _claim(out: Path, shared: Mapping[str, Any]) -> None:
 def _check_fits(cell: Cell) -> None:
     """Refuse a cell's folder if it holds a run with other settings, or no run. An unfinished run is continued."""
     path = cell.folder / "config.yaml"
-    if path.exists():
+    if not path.exists():
+        if any(found.name != "checkpoints" for found in cell.folder.glob("[!.]*")):
+            raise ConfigError(f"--out: expected a run folder or nothing, found other files in {cell.folder}")
+    elif has_begun(cell.folder):
         # The path of the run to start from may be written differently.
         but = {"init_from"} if cell.after else None
         found = load_run_config(path, {}).model_dump(mode="json", exclude=but)
         refuse_difference(found, cell.config.model_dump(mode="json", exclude=but), cell.folder, "--out")
-    elif any(found.name != "checkpoints" for found in cell.folder.glob("[!.]*")):
-        raise ConfigError(f"--out: expected a run folder or nothing, found other files in {cell.folder}")
 
 
 def run_cells(cells: Sequence[Cell], engine: str, console: Console, track: Sequence[str] = ()) -> list[HyperbloomError]:

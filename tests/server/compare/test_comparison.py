@@ -311,6 +311,20 @@ def test_another_comparison_is_refused(
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.is_file() and path in before} == before
 
 
+def test_settings_may_change_until_a_run_has_begun(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, out = tmp_path / "texts.csv", tmp_path / "out"
+    table.write_text("text,y\n" + "".join(f"a patient who says {number},{number % 2}\n" for number in range(200)))
+    bad = ["--set", f"data.name={table}", "--set", "data.label=y"]
+    assert compare(file, out, *bad, strategies="local", seeds=1) == 2
+    assert "expected columns beside the label" in capsys.readouterr().err
+    assert (out / "local-seed0/config.yaml").exists()
+    assert compare(file, out, strategies="local", seeds=1) == 0
+    assert compare(file, out, *bad, strategies="local", seeds=1) == 2
+    assert "was begun with data.name = digits" in capsys.readouterr().err
+
+
 def test_a_folder_with_other_files_is_refused(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.txt").write_text("dear")
     assert compare(file, tmp_path) == 2
