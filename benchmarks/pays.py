@@ -236,8 +236,12 @@ def _mean(runs: Sequence[Line], seeds: set[int]) -> str:
     return f"{statistics.mean(found):.1f}{few}" if found else ""
 
 
+def _rivals(lines: Sequence[Line]) -> str:
+    return ", ".join(f"{_lead_over(lines, name, SETS)} over `{name}`" for name in PERSONAL)
+
+
 def sentence(lines: Sequence[Line]) -> str:
-    """Return the figures that decide for the default and the smaller budget, of all sets and of the unseen ones."""
+    """Return the figures that decide for the default: of both budgets, and with the smaller one of the unseen sets."""
     some = [line for line in lines if line["rounds"] == BUDGETS[0]]
     (gain, sets, lost, _, sites), (unseen, others, few, _, their) = (
         _deciding([line for line in some if line["set"] in group], DEFAULT, group) for group in (SETS, UNSEEN)
@@ -246,11 +250,16 @@ def sentence(lines: Sequence[Line]) -> str:
         f"On {others} federations that were added after all defaults were chosen it is {unseen} points ahead, and\n"
         f"{few} of {their} sites lose more than a point with the model that they chose.\n"
     )
-    rivals = ", ".join(f"{_lead_over(some, name, SETS)} over `{name}`" for name in PERSONAL)
+    rivals, longer = _rivals(some), [line for line in lines if line["rounds"] == BUDGETS[1]]
+    later = (
+        f"With {BUDGETS[1]} rounds it is {_deciding(longer, DEFAULT, SETS)[0]} points ahead of the better of the two,\n"
+        f"and its mean lead is {_rivals(longer)}.\n"
+    )
     return (
         f"With defaults and {BUDGETS[0]} rounds, `{DEFAULT}` is {gain} points ahead of the better of `local` and\n"
         f"`fedavg`: the mean over {sets} federations, with a 95 % interval for the sites of these only.\n"
         f"Its mean lead there is {rivals}.\n"
+        f"{later if longer else ''}"
         "Where an interval contains 0, no difference can be seen.\n"
         "Its defaults were chosen on their validation examples; the options of the others were not searched.\n"
         "With the model that each site chose on its validation examples,\n"
