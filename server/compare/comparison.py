@@ -181,7 +181,8 @@ def _claim(out: Path, shared: Mapping[str, Any]) -> None:
     path = out / COMPARISON
     if not path.exists() and [each for each in out.iterdir() if not each.name.startswith(".")]:
         raise ConfigError(f"--out: expected a new folder, or an earlier comparison, found other files in {out}")
-    if not any(has_begun(each.parent) for each in out.rglob("config.yaml")):  # its first run may have been refused
+    runs = [each.parent for each in out.glob("*/config.yaml")]
+    if not path.exists() or (runs and not any(map(has_begun, runs))):  # the first run may have been refused
         write_bytes(path, dump_yaml(shared).encode())
         return
     try:

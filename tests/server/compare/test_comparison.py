@@ -330,6 +330,9 @@ def test_a_folder_with_other_files_is_refused(file: Path, tmp_path: Path, capsys
     assert compare(file, tmp_path) == 2
     assert "expected a new folder, or an earlier comparison" in capsys.readouterr().err
     assert (tmp_path / "mine.txt").read_text() == "dear"
+    (tmp_path / "comparison.yaml").write_text("clients: 3\n")
+    assert compare(file, tmp_path) == 2, "a user's own settings may be called so"
+    assert (tmp_path / "comparison.yaml").read_text() == "clients: 3\n"
 
 
 def test_a_folder_in_a_cells_place_is_refused(file: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
