@@ -266,7 +266,7 @@ def _environment(config: RunConfig, run_id: str, machines: Mapping[str, Any]) ->
         "command": [  # without a tracker's address, which may have a password, and Flower's token of a ServerApp
             word.partition(":")[0] if "--track" in (before, word.partition("=")[0]) else word
             for before, word in pairwise(["", *sys.argv])
-            if before != "--token"
+            if "--token" not in (before, word.partition("=")[0])
         ],
         "machines": machines,
         "python": platform.python_version(),

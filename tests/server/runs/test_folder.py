@@ -365,7 +365,7 @@ def test_the_command_is_kept_without_a_trackers_address(tmp_path: Path, monkeypa
 
 
 def test_the_command_is_kept_without_the_token_of_a_server_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["flwr-serverapp", "--token", "5ec2e7", "--parent-pid", "7"])
+    monkeypatch.setattr("sys.argv", ["flwr-serverapp", "--token", "5ec2e7", "--token=5ec2e7", "--parent-pid", "7"])
     some_folder(tmp_path)
     assert "5ec2e7" not in (tmp_path / "environment.json").read_text()
 
