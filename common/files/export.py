@@ -40,6 +40,7 @@ from hyperbloom.common.files.storage import write_bytes, write_tensors
 from hyperbloom.common.models import ModelSpec, build, full_layout, merged, model_names
 from hyperbloom.common.models.adapt import write_adapter
 from hyperbloom.common.models.generated import Generated
+from hyperbloom.common.models.pretrained import Transformer
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
 OPSET = 18
@@ -278,7 +279,7 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Mo
     onnx.save(path)
     network = _onnx_session(path.parent, path.name)
     rows = [each.num_embeddings for each in module.modules() if isinstance(each, nn.Embedding)]
-    known = getattr(module, "vocabulary", min(rows, default=0))
+    known = module.vocabulary if isinstance(module, Transformer) else min(rows, default=0)
     for batch in (1, 3):
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randn(batch, *shape, generator=generator)
