@@ -172,13 +172,14 @@ def build_pool(
     scaling = BYTES if train.blocks[0][np.arange(0)].dtype == np.uint8 else Scaling(1.0)
     pool = Pool(name, train, val, test, (), scaling, tuple(owner_names))
     least = pool.least_outputs
-    names = tuple(str(label) for label in range(least)) if class_names is None else tuple(class_names)
+    # Spreadsheets have spaces that do not break.
+    names = tuple(map(printable, map(str, range(least) if class_names is None else class_names)))
     if len(names) < least or (len(names) > least and train.labels.dtype.kind == "f"):
         raise DataError(f"{name}: expected a name for each of {least} classes, found {len(names)}")
     if len(set(names)) < len(names):
         raise DataError(f"{name}: expected each class name once, found {', '.join(names)}")
     check_groups(name, (train, val, test))
-    return replace(pool, class_names=tuple(map(printable, names)))  # spreadsheets have spaces that do not break
+    return replace(pool, class_names=names)
 
 
 def check_groups(name: str, portions: Sequence[Portion]) -> None:
