@@ -11,7 +11,7 @@ from hyperbloom.common.data.own import BYTES
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import Schema, difference, read_schema
 from hyperbloom.common.data.unlabelled import is_unlabelled, read_inputs, scaling_of_bytes
-from hyperbloom.common.errors import DataError, attempt
+from hyperbloom.common.errors import DataError
 from hyperbloom.common.tasks import make_task
 from hyperbloom.common.wire.newcomers import Offer
 
@@ -86,18 +86,24 @@ class Sources:
 
     def scored(self, offer: Offer) -> bool:
         """Return whether there are labels that match the classes of the models on offer."""
-        if self.data is None or not self._fits(self.data, offer):
+        if self.data is None or not self._fits(offer):
             return False
         classes, names = self.data.num_classes, self.data.class_names
         return self.names_all(offer) or names == tuple(map(str, range(classes)))
 
-    def _fits(self, data: ClientData, offer: Offer) -> bool:
-        """Return whether the labels are such as the models on offer answer for."""
-        return attempt(make_task(offer.task).check, data.whole.labels, offer.num_classes) is None
+    def _fits(self, offer: Offer) -> bool:
+        """Return whether there are labels, and of the kind that the models on offer answer for."""
+        if self.data is None:
+            return False
+        try:
+            make_task(offer.task).check(self.data.whole.labels, offer.num_classes)
+        except DataError:
+            return False
+        return True
 
     def names_all(self, offer: Offer) -> bool:
         """Return whether the data have all classes of the models on offer, by the same names if both name them."""
-        if self.data is None or self.data.num_classes != offer.num_classes or not self._fits(self.data, offer):
+        if self.data is None or self.data.num_classes != offer.num_classes or not self._fits(offer):
             return False
         return self.data.meaning is None or offer.meaning in (None, self.data.meaning)
 
