@@ -10,19 +10,22 @@ https://arxiv.org/abs/2103.04628.
 
 Departures: a round may have a cohort (`options.update` decides how its replies are applied); the paper has one client
 per round. Unless `options.start=hypernetwork`, h writes deviations from one network w. They are zero at first. w moves
-by the mean change, in which all clients count alike, and an absent one as one whose weights did not change:
+by the mean change of a cohort of C out of n clients, in which all count alike. A few say little of the absent ones, so
+it is shrunk. It is a client's n-th part in a cohort of one, and the mean where no client is absent:
 
     theta_i = w + h(v_i; phi)
-    server:   w <- w + s with s = 1/n sum_i delta_i, n the number of clients; phi and v_i learn from delta_i - s
+    server:   w <- w + s with s = (1 - 1 / C + 1 / n) mean_i delta_i; phi and v_i learn from delta_i - s
 
 A client is scored with, and uses, what it made of theta_i in its last training. Since then only w has moved:
 
     w + d_i with d_i = theta_i~ - w after that round
 
-A client with n_i examples begins its training between the two, the nearer to its own the more examples it has and the
-lower the learning rate is, r times that of the first round:
+A client with n_i examples begins its training between the two, the nearer to its own the lower the learning rate is, r
+times that of the first round. With many examples its head begins nearer to its own, and its body nearer to what is
+written: heads that differ cost little, and bodies would overfit if they drifted apart over many rounds.
 
-    theta_i = w + (1 - a_i) h(v_i; phi) + a_i d_i, a_i = 1 - r min(1, FEW / n_i)
+    theta_i = w + (1 - a_i) h(v_i; phi) + a_i d_i
+    a_i = 1 - r min(1, FEW / n_i) in the head, (1 - r) min(1, FEW / n_i) elsewhere
 
 `options.personal=written` takes w + h(v_i; phi) for both, and so does a client that has not trained yet.
 
@@ -39,6 +42,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from hyperbloom.common import models
 from hyperbloom.common.config import Positive, Rate, Section, Share
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.layout import Layout, Weights
@@ -109,6 +113,16 @@ def clip_changes(replies: Sequence[Reply], norm: float | Literal["median"]) -> l
     return [clipped[reply.row] for reply in replies]
 
 
+def shrunk_mean(deltas: Tensor, clients: int) -> Tensor:
+    """Estimate the mean change `(P,)` of all `clients` from those of a cohort, `(C, P)`.
+
+    The cohort's mean m has the variance (1 - C / n) V / C, where V is that of a client's change. The estimate is
+    m (1 - variance / |m|^2), as James and Stein shrink (1961), with V = |m|^2: clients that differ from m as much as m
+    differs from no change.
+    """
+    return deltas.mean(0) * (1 - 1 / len(deltas) + 1 / clients)
+
+
 def clip_norms(deltas: Tensor, norm: float | Literal["median"]) -> Tensor:
     """Return `(C, P)` with each row scaled down to at most `norm`; `median`: the median of the rows' norms."""
     norms = torch.linalg.vector_norm(deltas, dim=1, keepdim=True)  # (C, 1)
@@ -147,6 +161,8 @@ class PFedHN(Algorithm):
     def build(self, setting: Setting) -> None:
         """Make hypernetwork, embedding table and optimiser from the run's seed."""
         super().build(setting)
+        specs = [replace(setting.spec, size=size) for size in setting.layouts]
+        self._heads = {spec.size: {name for name, _ in models.head_layout(spec).shapes} for spec in specs}
         fixed = self.options.descriptor == "class-shares"
         self.make(setting.spec.num_classes if fixed else self.options.embedding_dim or 1 + self.config.clients // 4)
 
@@ -209,11 +225,19 @@ class PFedHN(Algorithm):
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
         """Return theta_i, with one forward pass for all clients of a head."""
         written, own = self.by_head(clients, self.learner.generate), self._own(clients)
-        shares = [1 - self._rate * min(1.0, FEW / client.about.train_examples) for client in clients]
         return [
-            new if row is None else replace(new, values=torch.lerp(new.values, row, share))
-            for new, row, share in zip(written, own, shares, strict=True)
+            new if row is None else self._between(client, new, row)
+            for client, new, row in zip(clients, written, own, strict=True)
         ]
+
+    def _between(self, client: Client, written: Weights, own: Tensor) -> Weights:
+        """Return weights between what is written and a client's own `(P,)`, by a_i of its head and of its body."""
+        few, head = min(1.0, FEW / client.about.train_examples), self._heads[client.about.size]
+        values = torch.lerp(written.values, own, (1 - self._rate) * few)
+        for name, part, _ in written.layout.slices():
+            if name in head:
+                values[part] = torch.lerp(written.values[part], own[part], 1 - self._rate * few)
+        return replace(written, values=values)
 
     def personal(self, clients: Sequence[Client]) -> list[Weights]:
         """Return w + d_i, or theta_i where a client has not trained with a network of its present size."""
@@ -267,11 +291,11 @@ class PFedHN(Algorithm):
             self._trained[update.client.row] = update.sent + update.returned - starts[self.head_of(update.client)]
 
     def _average(self, replies: Sequence[Reply]) -> list[Reply]:
-        """Move the network for all by every client's n-th part of its change; return what is left to learn."""
+        """Move the network for all by the cohort's mean change, shrunk; return what is left to learn."""
         left: list[Reply] = []
         for head, group in by_size(replies):
             of_head = {*self._rows_of(head), *(reply.row for reply in group)}  # one may have come back in another size
-            step = torch.stack([reply.delta for reply in group]).sum(0) / len(of_head)
+            step = shrunk_mean(torch.stack([reply.delta for reply in group]), len(of_head))
             self.learner.hypernetwork.move_start(head, step)
             left += [replace(reply, delta=reply.delta - step) for reply in group]
         return sorted(left, key=lambda reply: reply.row)

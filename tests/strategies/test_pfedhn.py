@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hyperbloom.client.work.client import client_for
+from hyperbloom.common import models
 from hyperbloom.common.config import LocalConfig, PrivacyConfig
 from hyperbloom.common.data import ClientData, load_client_data
 from hyperbloom.common.errors import ConfigError, RefusedError
@@ -24,7 +25,7 @@ from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import Client, Update, draw
 from hyperbloom.strategies.hypernetworks import MLPHypernetwork
 from hyperbloom.strategies.hypernetworks.learner import UpdateRule
-from hyperbloom.strategies.pfedhn import PFedHNOptions, PFedHNPCOptions
+from hyperbloom.strategies.pfedhn import PFedHNOptions, PFedHNPCOptions, shrunk_mean
 from tests.strategies.conftest import (
     BRIEF,
     RUN_ID,
@@ -221,21 +222,40 @@ def reply_of(algorithm: Any, client: Client, delta: Tensor) -> Update:
     return Update(client, TrainResult(0.1), sent, delta, algorithm.layout(client), client.about.train_examples)
 
 
-def test_the_network_for_all_moves_by_every_clients_nth_part_and_the_rest_is_learned() -> None:
+@pytest.mark.parametrize("clients", [4, 5, 40])
+def test_the_mean_change_is_shrunk_the_more_the_smaller_the_cohort_is(clients: int) -> None:
+    deltas = torch.randn(clients, 6, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(shrunk_mean(deltas, clients), deltas.mean(0))
+    torch.testing.assert_close(shrunk_mean(deltas[:1], clients), deltas[0] / clients)
+    between = shrunk_mean(deltas[:3], clients)
+    torch.testing.assert_close(between, (2 / 3 + 1 / clients) * deltas[:3].mean(0))
+
+
+@pytest.mark.parametrize("cohort", [2, 5, 9, 10])
+def test_the_mean_change_is_shrunk_as_james_and_stein_do_if_clients_differ_by_as_much_as_they_move(cohort: int) -> None:
+    own = torch.randn(cohort, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    own -= own.mean(0)
+    spread = own.square().sum() / (cohort - 1)  # the variance of a client's change
+    mean = torch.ones(50, dtype=torch.float64) * (spread / 50).sqrt()  # as long as a deviation
+    variance = (1 - cohort / 10) * spread / cohort  # of the mean of a cohort drawn from 10 without replacement
+    torch.testing.assert_close(shrunk_mean(own + mean, 10), mean * (1 - variance / mean.square().sum()))
+
+
+def test_the_network_for_all_moves_by_the_shrunk_mean_change_and_the_rest_is_learned() -> None:
     clients = [Client(name, row, DIGITS) for row, name in enumerate("abcd")]
     found = {}
     for start in ("common", "hypernetwork"):
         algorithm = built(clients=4, options={"hidden_dim": 8, "start": start, "embedding_dim": 3})
         for client in clients[1:]:
             algorithm.join(client, first=True)
-        deltas = torch.randn(2, algorithm.layout(clients[0]).numel, generator=torch.Generator().manual_seed(0))
+        deltas = torch.randn(2, algorithm.layout(clients[0]).numel, generator=torch.Generator().manual_seed(0)) + 0.5
         if start == "hypernetwork":  # a learner in the same state, which gets what should be left
             algorithm.learner = copy.deepcopy(found["before"])
-            deltas = deltas - deltas.sum(0) / 4
+            deltas = deltas - found["step"]
         else:
             found["before"] = copy.deepcopy(algorithm.learner)
             found["first"] = algorithm.common(clients[0]).values
-            found["step"] = deltas.sum(0) / 4
+            found["step"] = shrunk_mean(deltas, 4)
         algorithm.learn([reply_of(algorithm, c, delta) for c, delta in zip(clients[1:3], deltas, strict=True)])
         found[start] = algorithm.state()
     same = [name for name in found["common"] if not name.startswith(("hypernetwork.start_", "trained."))]
@@ -283,32 +303,42 @@ def test_a_client_uses_what_it_trained_last_moved_by_what_has_moved_for_all_sinc
     assert_same({str(i): x.values for i, x in enumerate(another.personal([c, a]))}, dict(zip("01", found, strict=True)))
 
 
-@pytest.mark.parametrize(("examples", "share"), [(400, 0.0), (1000, 0.0), (1250, 0.2), (4000, 0.75)])
-def test_training_begins_the_nearer_to_a_clients_last_training_the_more_examples_it_has(
-    examples: int, share: float
+def between(algorithm: Any, client: Client, body: float, head: float) -> Tensor:
+    """Return weights between what is written and a client's own, with different shares of its own in body and head."""
+    own, written = algorithm.personal([client])[0].values, algorithm.learner.generate([0], algorithm.head_of(client))[0]
+    assert not torch.allclose(own, written)
+    spec = algorithm.setting.spec
+    last = models.head_layout(spec).numel if algorithm.private == "none" else 0
+    shares = torch.full_like(own, body)
+    shares[len(own) - last :] = head  # the head's parameters are the last ones of this network
+    return (1 - shares) * written + shares * own
+
+
+@pytest.mark.parametrize("strategy", ["pfedhn", "pfedhn-pc"])
+@pytest.mark.parametrize(("examples", "head"), [(400, 0.0), (1000, 0.0), (1250, 0.2), (4000, 0.75)])
+def test_with_many_examples_the_head_begins_near_to_a_clients_last_training_and_the_body_at_what_is_written(
+    strategy: str, examples: int, head: float
 ) -> None:
-    algorithm = built(clients=2, options={"hidden_dim": 8})
+    algorithm = built(strategy=strategy, clients=2, options={"hidden_dim": 8})
     client, other = (Client(name, row, replace(DIGITS, train_examples=examples)) for row, name in enumerate("ab"))
     algorithm.join(other, first=True)
     numel = algorithm.layout(client).numel
     first, second = torch.randn(2, numel, generator=torch.Generator().manual_seed(0))
     algorithm.learn([reply_of(algorithm, client, first), reply_of(algorithm, other, torch.zeros(numel))])
-    own = algorithm.personal([client])[0].values
-    written = algorithm.learner.generate([0], algorithm.head_of(client))[0]
-    assert not torch.allclose(own, written)
+    expected = between(algorithm, client, 0.0, head)
     for sent in (algorithm.weights([other, client])[1], algorithm.weights([client])[0]):
-        torch.testing.assert_close(sent.values, (1 - share) * written + share * own)
+        torch.testing.assert_close(sent.values, expected)
     sent_values = algorithm.weights([client])[0].values
     algorithm.learn([reply_of(algorithm, client, second)])
     torch.testing.assert_close(algorithm.personal([client])[0].values, sent_values + second)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "examples", "share"),
-    [("constant", 400, 0.0), ("constant", 4000, 0.75), ("cosine", 400, 0.5), ("cosine", 4000, 0.875)],
+    ("schedule", "examples", "body", "head"),
+    [("constant", 400, 0, 0), ("constant", 4000, 0, 0.75), ("cosine", 400, 0.5, 0.5), ("cosine", 4000, 0.125, 0.875)],
 )
 def test_training_begins_the_nearer_to_a_clients_last_training_the_lower_the_rate_is(
-    schedule: str, examples: int, share: float
+    schedule: str, examples: int, body: float, head: float
 ) -> None:
     config = digits_config(rounds=4, local=BRIEF.model_copy(update={"schedule": schedule}))
     about = replace(DIGITS, train_examples=examples)
@@ -325,10 +355,9 @@ def test_training_begins_the_nearer_to_a_clients_last_training_the_lower_the_rat
 
     for number in (1, 2):
         play(algorithm.round(turn(algorithm, number)), train)
-    own, written = algorithm.personal([client])[0].values, algorithm.learner.generate([0], algorithm.head_of(client))[0]
-    assert not torch.allclose(own, written)
+    expected = between(algorithm, client, body, head)
     play(algorithm.round(turn(algorithm, 3)), train)  # in the middle of the cosine: half of the rate
-    torch.testing.assert_close(sent[2], (1 - share) * written + share * own)
+    torch.testing.assert_close(sent[2], expected)
 
 
 @pytest.mark.parametrize(
