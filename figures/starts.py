@@ -1,6 +1,7 @@
 """What pFedHN and its clients should start at, and whether the local rate carries over: validation accuracy.
 
-The variants change one thing each. Nothing here looks at test examples; a line per run goes into `--results`.
+The variants change one thing each. Most were run with `EARLIER`, the default before `STEPS` were compared. Nothing here
+looks at test examples; a line per run goes into `--results`.
 
     python -m figures.starts --data-dir DIR            # what `--results` lacks
 """
@@ -12,23 +13,32 @@ import math
 import shutil
 import statistics
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor
+
 from benchmarks.pays_sets import SETS
 from figures.pages import read, table_row
 from hyperbloom.common.config import make_run_config
+from hyperbloom.common.layout import Weights
 from hyperbloom.server.library import run as play
 from hyperbloom.strategies import pfedhn
 from hyperbloom.strategies.algorithm import Algorithm
+from hyperbloom.strategies.exchange import Client
 
 AS_WRITTEN = "training begins as written"
 CODE: dict[str, Any] = {"local.learning_rate": 5e-3, "local.schedule": "constant"}  # the rate of pFedHN's code
 SAME = "0.005, constant"  # everything else as by default
 DEFAULT = "the default"
+EARLIER = "the earlier default"
 FIXED = "r = 1 in all rounds"  # though the rate decays
+BODY = "body as written"
+MEAN = "body as written, all of the mean"
 STARTS: dict[str, dict[str, Any]] = {
     "the paper's start": {"start": "hypernetwork", **CODE},
     "scaled": {"strategy": "figures.scaled:PFedHNScaled", **CODE},
@@ -42,13 +52,14 @@ RATES: dict[str, dict[str, Any]] = {
     SAME: CODE,
     "0.01, constant": {**CODE, "local.learning_rate": 1e-2},
     "0.02, constant": {**CODE, "local.learning_rate": 2e-2},
-    DEFAULT: {},
+    EARLIER: {},
     "0.02, cosine": {"local.learning_rate": 2e-2},
 }
-NEARNESS: dict[str, dict[str, Any]] = {FIXED: {}, DEFAULT: {}}
-VARIANTS = STARTS | RATES | NEARNESS
+NEARNESS: dict[str, dict[str, Any]] = {FIXED: {}, EARLIER: {}}
+STEPS: dict[str, dict[str, Any]] = {EARLIER: {}, BODY: {}, MEAN: {}, DEFAULT: {}}
+VARIANTS = STARTS | RATES | NEARNESS | STEPS
 ROUNDS = 40
-"""Of the runs that compare all variants; shorter ones compare `NEARNESS` alone."""
+"""Of the runs that compare all variants; shorter ones compare `NEARNESS`, longer ones `STEPS` alone."""
 SMALL = tuple(SETS)[:3] + tuple(SETS)[4:6]
 """Those with small networks, of which a run takes seconds."""
 UNCHANGED = frozenset(SMALL) - {"airline tweets, users"}
@@ -60,13 +71,41 @@ RESULTS = Path(__file__).with_name("starts.jsonl")
 Line = dict[str, Any]
 
 
-def changed(variant: str) -> AbstractContextManager[Any]:
+def changed(variant: str) -> ExitStack:
     """Return what changes the strategy where no option does."""
+    found = ExitStack()
+    if variant in (BODY, MEAN):
+        found.enter_context(mock.patch.object(pfedhn.PFedHN, "_between", body_as_written))
+    elif variant != DEFAULT:
+        found.enter_context(mock.patch.object(pfedhn.PFedHN, "_between", all_near))
+    if variant == MEAN:
+        found.enter_context(mock.patch.object(pfedhn, "shrunk_mean", lambda deltas, clients: deltas.mean(0)))
+    elif variant != DEFAULT:
+        found.enter_context(mock.patch.object(pfedhn, "shrunk_mean", lambda deltas, clients: deltas.sum(0) / clients))
     if variant == AS_WRITTEN:
-        return mock.patch.object(pfedhn, "FEW", math.inf)
+        found.enter_context(mock.patch.object(pfedhn, "FEW", math.inf))
     if variant == FIXED:
-        return mock.patch.object(pfedhn.PFedHN, "round", Algorithm.round)
-    return nullcontext()
+        found.enter_context(mock.patch.object(pfedhn.PFedHN, "round", Algorithm.round))
+    return found
+
+
+def near(self: Any, client: Client) -> float:
+    """Return how near to its own a client's head begins."""
+    return 1 - float(self._rate) * min(1.0, pfedhn.FEW / client.about.train_examples)
+
+
+def all_near(self: Any, client: Client, written: Weights, own: Tensor) -> Weights:
+    """Begin with the body as near to a client's own as its head, as the earlier default did."""
+    return replace(written, values=torch.lerp(written.values, own, near(self, client)))
+
+
+def body_as_written(self: Any, client: Client, written: Weights, own: Tensor) -> Weights:
+    """Begin with the body at what is written at any rate."""
+    values = written.values.clone()
+    for name, part, _ in written.layout.slices():
+        if name in self._heads[client.about.size]:
+            values[part] = torch.lerp(values[part], own[part], near(self, client))
+    return replace(written, values=values)
 
 
 def measure(args: argparse.Namespace, name: str, variant: str, rounds: int, seed: int) -> Line:
@@ -88,20 +127,23 @@ def variants(name: str, seed: int, rounds: int = ROUNDS) -> list[str]:
     """Return the variants to run of a data set; those with large networks have other rates with the first seed only."""
     if rounds < ROUNDS:
         return [] if name in SCANS + LARGE else list(NEARNESS)
+    if rounds > ROUNDS:
+        return list(STEPS) if name in LARGE[2:] else []
     if name in LARGE:
-        return [AS_WRITTEN, SAME, *(each for each in RATES if each not in (SAME, DEFAULT) and seed == 0), *NEARNESS]
+        rates = (each for each in RATES if each not in (SAME, EARLIER) and seed == 0)
+        return [AS_WRITTEN, SAME, *rates, *NEARNESS, DEFAULT]
     if name in SCANS:
-        return list(NEARNESS)
+        return [*NEARNESS, DEFAULT]
     return [variant for variant in VARIANTS if variant != AS_WRITTEN or name not in UNCHANGED]
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Return means over seeds as Markdown: what training starts at, rates, whether `r` falls; a row for each set.
+    """Return means over seeds as Markdown: starts, rates, `r`, steps; a row for each set.
 
     A row has the seeds that were run with all variants of the row.
     """
     parts = list[str]()
-    for columns in (STARTS, RATES, NEARNESS):
+    for columns in (STARTS, RATES, NEARNESS, STEPS):
         parts += ["", table_row(["data", "rounds", "seeds", *columns]), table_row(["---"] * (3 + len(columns)))]
         for rounds, name in itertools.product(sorted({line["rounds"] for line in lines}), SMALL + SCANS + LARGE):
             here = [line for line in lines if (line["set"], line["rounds"]) == (name, rounds)]
@@ -122,7 +164,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--shared", type=Path, default=Path("../shared/data"), help="folder with the tables")
     parser.add_argument("--work", type=Path, default=Path("runs/starts"), help="folder for runs that are not over")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--rounds", type=int, nargs="+", default=(10, 20, ROUNDS))
+    parser.add_argument("--rounds", type=int, nargs="+", default=(10, 20, ROUNDS, 2 * ROUNDS))
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
     parser.add_argument("--sets", nargs="+", default=[""], help="how the names of the sets begin")
     args = parser.parse_args(words)
