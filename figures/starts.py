@@ -38,7 +38,7 @@ DEFAULT = "the default"
 EARLIER = "the earlier default"
 FIXED = "r = 1 in all rounds"  # though the rate decays
 BODY = "body as written"
-MEAN = "body as written, all of the mean"
+MEAN = "and all of the mean"
 STARTS: dict[str, dict[str, Any]] = {
     "the paper's start": {"start": "hypernetwork", **CODE},
     "scaled": {"strategy": "figures.scaled:PFedHNScaled", **CODE},
@@ -75,9 +75,9 @@ def changed(variant: str) -> ExitStack:
     """Return what changes the strategy where no option does."""
     found = ExitStack()
     if variant in (BODY, MEAN):
-        found.enter_context(mock.patch.object(pfedhn.PFedHN, "_between", body_as_written))
+        found.enter_context(mock.patch.object(pfedhn.PFedHN, "_mix", body_as_written))
     elif variant != DEFAULT:
-        found.enter_context(mock.patch.object(pfedhn.PFedHN, "_between", all_near))
+        found.enter_context(mock.patch.object(pfedhn.PFedHN, "_mix", all_near))
     if variant == MEAN:
         found.enter_context(mock.patch.object(pfedhn, "shrunk_mean", lambda deltas, clients: deltas.mean(0)))
     elif variant != DEFAULT:
@@ -89,23 +89,21 @@ def changed(variant: str) -> ExitStack:
     return found
 
 
-def near(self: Any, client: Client) -> float:
-    """Return how near to its own a client's head begins."""
-    return 1 - float(self._rate) * min(1.0, pfedhn.FEW / client.about.train_examples)
+def all_near(self: Any, client: Client, written: Weights, own: Tensor | None, rate: float) -> Weights:
+    """Begin with the body as near to a client's own as its head, and score its own weights: the earlier default."""
+    if own is None:
+        return written
+    return replace(written, values=torch.lerp(written.values, own, 1 - rate * pfedhn.few_of(client)))
 
 
-def all_near(self: Any, client: Client, written: Weights, own: Tensor) -> Weights:
-    """Begin with the body as near to a client's own as its head, as the earlier default did."""
-    return replace(written, values=torch.lerp(written.values, own, near(self, client)))
-
-
-def body_as_written(self: Any, client: Client, written: Weights, own: Tensor) -> Weights:
-    """Begin with the body at what is written at any rate."""
-    values = written.values.clone()
-    for name, part, _ in written.layout.slices():
-        if name in self._heads[client.about.size]:
-            values[part] = torch.lerp(values[part], own[part], near(self, client))
-    return replace(written, values=values)
+def body_as_written(self: Any, client: Client, written: Weights, own: Tensor | None, rate: float) -> Weights:
+    """Begin with the body at what is written, and score a client's own weights."""
+    near = all_near(self, client, written, own, rate)
+    if rate:
+        for name, part, _ in written.layout.slices():
+            if name not in self._heads[client.about.size]:
+                near.values[part] = written.values[part]
+    return near
 
 
 def measure(args: argparse.Namespace, name: str, variant: str, rounds: int, seed: int) -> Line:

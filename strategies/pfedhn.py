@@ -16,18 +16,20 @@ it is shrunk. It is a client's n-th part in a cohort of one, and the mean where 
     theta_i = w + h(v_i; phi)
     server:   w <- w + s with s = (1 - 1 / C + 1 / n) mean_i delta_i; phi and v_i learn from delta_i - s
 
-A client is scored with, and uses, what it made of theta_i in its last training. Since then only w has moved:
+What a client made of theta_i in its last training is its own. Since then only w has moved:
 
     w + d_i with d_i = theta_i~ - w after that round
 
-A client with n_i examples begins its training between the two, the nearer to its own the lower the learning rate is, r
-times that of the first round. With many examples its head begins nearer to its own, and its body nearer to what is
-written: heads that differ cost little, and bodies would overfit if they drifted apart over many rounds.
+A client with n_i examples begins its training between what is written and its own, the nearer to its own the lower the
+learning rate is, r times that of the first round. With many examples its head begins nearer to its own, and its body
+nearer to what is written: bodies that drift apart over many rounds overfit.
 
     theta_i = w + (1 - a_i) h(v_i; phi) + a_i d_i
     a_i = 1 - r min(1, FEW / n_i) in the head, (1 - r) min(1, FEW / n_i) elsewhere
 
-`options.personal=written` takes w + h(v_i; phi) for both, and so does a client that has not trained yet.
+It is scored with, and uses, the same with r = 0: its own weights if it has few examples, its own head on a body near to
+the written one if it has many. `options.personal=written` takes w + h(v_i; phi) for both, and so does a client that has
+not trained yet.
 
 Secure aggregation is impossible, because the server needs each client's own delta.
 """
@@ -95,7 +97,8 @@ class PFedHNOptions(Section):
     )
     personal: Literal["trained", "written"] | None = Field(
         None,
-        description="the model that a client uses; trained: what it made of the written one in its last training; "
+        description="the model that a client uses; trained: what it made of the written one in its last training, with "
+        "more than 1,000 examples its head on a body near to the written one; "
         "written: as in the paper; default: trained with start: common, unless the run adds noise",
     )
     freeze: bool = Field(False, description="with init_from: learn only the embeddings of novel clients (section 5.3)")
@@ -121,6 +124,11 @@ def shrunk_mean(deltas: Tensor, clients: int) -> Tensor:
     differs from no change.
     """
     return deltas.mean(0) * (1 - 1 / len(deltas) + 1 / clients)
+
+
+def few_of(client: Client) -> float:
+    """Return how much a client is one with few examples: 1 with at most `FEW`, and less the more it has."""
+    return min(1.0, FEW / client.about.train_examples)
 
 
 def clip_norms(deltas: Tensor, norm: float | Literal["median"]) -> Tensor:
@@ -224,26 +232,32 @@ class PFedHN(Algorithm):
 
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
         """Return theta_i, with one forward pass for all clients of a head."""
-        written, own = self.by_head(clients, self.learner.generate), self._own(clients)
-        return [
-            new if row is None else self._between(client, new, row)
-            for client, new, row in zip(clients, written, own, strict=True)
-        ]
-
-    def _between(self, client: Client, written: Weights, own: Tensor) -> Weights:
-        """Return weights between what is written and a client's own `(P,)`, by a_i of its head and of its body."""
-        few, head = min(1.0, FEW / client.about.train_examples), self._heads[client.about.size]
-        values = torch.lerp(written.values, own, (1 - self._rate) * few)
-        for name, part, _ in written.layout.slices():
-            if name in head:
-                values[part] = torch.lerp(written.values[part], own[part], 1 - self._rate * few)
-        return replace(written, values=values)
+        return self._between(clients, self._rate)
 
     def personal(self, clients: Sequence[Client]) -> list[Weights]:
-        """Return w + d_i, or theta_i where a client has not trained with a network of its present size."""
+        """Return theta_i with r = 0; what is written, where a client has not trained with a network of this size."""
+        return self._between(clients, 0.0)
+
+    def _between(self, clients: Sequence[Client], rate: float) -> list[Weights]:
         own = self._own(clients)
-        written = iter(self.weights([c for c, row in zip(clients, own, strict=True) if row is None]))
-        return [next(written) if r is None else Weights(self.layout(c), r) for c, r in zip(clients, own, strict=True)]
+        done = [row if (1 - rate) * few_of(client) == 1 else None for client, row in zip(clients, own, strict=True)]
+        mixed = [client for client, row in zip(clients, done, strict=True) if row is None]
+        written = iter(self.by_head(mixed, self.learner.generate))
+        return [
+            self._mix(client, next(written), row, rate) if final is None else Weights(self.layout(client), final)
+            for client, row, final in zip(clients, own, done, strict=True)
+        ]
+
+    def _mix(self, client: Client, written: Weights, own: Tensor | None, rate: float) -> Weights:
+        """Return weights between what is written and a client's own `(P,)`, by a_i of its head and of its body."""
+        if own is None:
+            return written
+        few = few_of(client)
+        values = torch.lerp(written.values, own, (1 - rate) * few)
+        for name, part, _ in written.layout.slices():
+            if name in self._heads[client.about.size]:
+                values[part] = torch.lerp(written.values[part], own[part], 1 - rate * few)
+        return replace(written, values=values)
 
     def _own(self, clients: Sequence[Client]) -> list[Tensor | None]:
         """Return w + d_i `(P,)` of each client that has trained with a network of its present size, else None."""

@@ -303,9 +303,9 @@ def test_a_client_uses_what_it_trained_last_moved_by_what_has_moved_for_all_sinc
     assert_same({str(i): x.values for i, x in enumerate(another.personal([c, a]))}, dict(zip("01", found, strict=True)))
 
 
-def between(algorithm: Any, client: Client, body: float, head: float) -> Tensor:
+def between(algorithm: Any, client: Client, own: Tensor, body: float, head: float) -> Tensor:
     """Return weights between what is written and a client's own, with different shares of its own in body and head."""
-    own, written = algorithm.personal([client])[0].values, algorithm.learner.generate([0], algorithm.head_of(client))[0]
+    written = algorithm.learner.generate([client.row], algorithm.head_of(client))[0]
     assert not torch.allclose(own, written)
     spec = algorithm.setting.spec
     last = models.head_layout(spec).numel if algorithm.private == "none" else 0
@@ -315,22 +315,26 @@ def between(algorithm: Any, client: Client, body: float, head: float) -> Tensor:
 
 
 @pytest.mark.parametrize("strategy", ["pfedhn", "pfedhn-pc"])
-@pytest.mark.parametrize(("examples", "head"), [(400, 0.0), (1000, 0.0), (1250, 0.2), (4000, 0.75)])
+@pytest.mark.parametrize(("examples", "few"), [(400, 1.0), (1000, 1.0), (1250, 0.8), (4000, 0.25)])
 def test_with_many_examples_the_head_begins_near_to_a_clients_last_training_and_the_body_at_what_is_written(
-    strategy: str, examples: int, head: float
+    strategy: str, examples: int, few: float
 ) -> None:
     algorithm = built(strategy=strategy, clients=2, options={"hidden_dim": 8})
     client, other = (Client(name, row, replace(DIGITS, train_examples=examples)) for row, name in enumerate("ab"))
     algorithm.join(other, first=True)
     numel = algorithm.layout(client).numel
     first, second = torch.randn(2, numel, generator=torch.Generator().manual_seed(0))
+    sent_values = algorithm.weights([client])[0].values
     algorithm.learn([reply_of(algorithm, client, first), reply_of(algorithm, other, torch.zeros(numel))])
-    expected = between(algorithm, client, 0.0, head)
+    own = sent_values + first
+    expected = between(algorithm, client, own, 0.0, 1 - few)
+    torch.testing.assert_close(algorithm.personal([client])[0].values, between(algorithm, client, own, few, 1.0))
     for sent in (algorithm.weights([other, client])[1], algorithm.weights([client])[0]):
         torch.testing.assert_close(sent.values, expected)
     sent_values = algorithm.weights([client])[0].values
     algorithm.learn([reply_of(algorithm, client, second)])
-    torch.testing.assert_close(algorithm.personal([client])[0].values, sent_values + second)
+    used = algorithm.personal([client])[0].values
+    torch.testing.assert_close(used, between(algorithm, client, sent_values + second, few, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -344,18 +348,19 @@ def test_training_begins_the_nearer_to_a_clients_last_training_the_lower_the_rat
     about = replace(DIGITS, train_examples=examples)
     algorithm = joined(config, about, replace(about, client_id="other"))
     client, changes = algorithm.clients[0], torch.Generator().manual_seed(0)
-    sent: list[Tensor] = []
+    sent, own = list[Tensor](), list[Tensor]()
 
     def train(name: str, order: TrainOrder) -> TrainResult:
         assert order.weights is not None
+        change = torch.randn(order.weights.values.shape, generator=changes)
         if name == client.client_id:
             sent.append(order.weights.values)
-        change = torch.randn(order.weights.values.shape, generator=changes)
+            own.append(order.weights.values + change)
         return TrainResult(0.1, replace(order.weights, values=change))
 
     for number in (1, 2):
         play(algorithm.round(turn(algorithm, number)), train)
-    expected = between(algorithm, client, body, head)
+    expected = between(algorithm, client, own[-1], body, head)
     play(algorithm.round(turn(algorithm, 3)), train)  # in the middle of the cosine: half of the rate
     torch.testing.assert_close(sent[2], expected)
 
