@@ -89,16 +89,18 @@ def changed(variant: str) -> ExitStack:
     return found
 
 
-def all_near(self: Any, client: Client, written: Weights, own: Tensor | None, rate: float) -> Weights:
+def all_near(self: Any, client: Client, written: Weights, own: Tensor | None, start: Tensor, rate: float) -> Weights:
     """Begin with the body as near to a client's own as its head, and score its own weights: the earlier default."""
     if own is None:
         return written
     return replace(written, values=torch.lerp(written.values, own, 1 - rate * pfedhn.few_of(client)))
 
 
-def body_as_written(self: Any, client: Client, written: Weights, own: Tensor | None, rate: float) -> Weights:
+def body_as_written(
+    self: Any, client: Client, written: Weights, own: Tensor | None, start: Tensor, rate: float
+) -> Weights:
     """Begin with the body at what is written, and score a client's own weights."""
-    near = all_near(self, client, written, own, rate)
+    near = all_near(self, client, written, own, start, rate)
     if rate:
         for name, part, _ in written.layout.slices():
             if name not in self._heads[client.about.size]:

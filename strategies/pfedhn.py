@@ -22,13 +22,14 @@ What a client made of theta_i in its last training is its own. Since then only w
 
 A client with n_i examples begins its training between what is written and its own, the nearer to its own the lower the
 learning rate is, r times that of the first round. With many examples its head begins nearer to its own, and its body
-nearer to what is written: bodies that drift apart over many rounds overfit.
+nearer to the network for all: bodies that drift apart over many rounds overfit.
 
-    theta_i = w + (1 - a_i) h(v_i; phi) + a_i d_i
-    a_i = 1 - r min(1, FEW / n_i) in the head, (1 - r) min(1, FEW / n_i) elsewhere
+    m_i = min(1, FEW / n_i)
+    theta_i = w + (1 - a_i) h(v_i; phi) + a_i d_i    in the head, a_i = 1 - r m_i
+    theta_i = w + m_i (r h(v_i; phi) + (1 - r) d_i)  in the body
 
 It is scored with, and uses, the same with r = 0: its own weights if it has few examples, its own head on a body near to
-the written one if it has many. `options.personal=written` takes w + h(v_i; phi) for both, and so does a client that has
+that for all if it has many. `options.personal=written` takes w + h(v_i; phi) for both, and so does a client that has
 not trained yet.
 
 Secure aggregation is impossible, because the server needs each client's own delta.
@@ -98,7 +99,7 @@ class PFedHNOptions(Section):
     personal: Literal["trained", "written"] | None = Field(
         None,
         description="the model that a client uses; trained: what it made of the written one in its last training, with "
-        "more than 1,000 examples its head on a body near to the written one; "
+        "more than 1,000 examples its head on a body near to that for all; "
         "written: as in the paper; default: trained with start: common, unless the run adds noise",
     )
     freeze: bool = Field(False, description="with init_from: learn only the embeddings of novel clients (section 5.3)")
@@ -127,7 +128,7 @@ def shrunk_mean(deltas: Tensor, clients: int) -> Tensor:
 
 
 def few_of(client: Client) -> float:
-    """Return how much a client is one with few examples: 1 with at most `FEW`, and less the more it has."""
+    """Return m_i, by how much a client is one with few examples: 1 with at most `FEW`, and less the more it has."""
     return min(1.0, FEW / client.about.train_examples)
 
 
@@ -239,21 +240,23 @@ class PFedHN(Algorithm):
         return self._between(clients, 0.0)
 
     def _between(self, clients: Sequence[Client], rate: float) -> list[Weights]:
-        own = self._own(clients)
+        own, starts = self._own(clients), self._starts(clients)
         done = [row if (1 - rate) * few_of(client) == 1 else None for client, row in zip(clients, own, strict=True)]
         mixed = [client for client, row in zip(clients, done, strict=True) if row is None]
         written = iter(self.by_head(mixed, self.learner.generate))
         return [
-            self._mix(client, next(written), row, rate) if final is None else Weights(self.layout(client), final)
+            self._mix(client, next(written), row, starts[self.head_of(client)], rate)
+            if final is None
+            else Weights(self.layout(client), final)
             for client, row, final in zip(clients, own, done, strict=True)
         ]
 
-    def _mix(self, client: Client, written: Weights, own: Tensor | None, rate: float) -> Weights:
-        """Return weights between what is written and a client's own `(P,)`, by a_i of its head and of its body."""
+    def _mix(self, client: Client, written: Weights, own: Tensor | None, start: Tensor, rate: float) -> Weights:
+        """Return weights between what is written and a client's own `(P,)`, the body near to w with many examples."""
         if own is None:
             return written
         few = few_of(client)
-        values = torch.lerp(written.values, own, (1 - rate) * few)
+        values = torch.lerp(start, torch.lerp(written.values, own, 1 - rate), few)
         for name, part, _ in written.layout.slices():
             if name in self._heads[client.about.size]:
                 values[part] = torch.lerp(written.values[part], own[part], 1 - rate * few)
