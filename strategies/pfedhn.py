@@ -255,8 +255,9 @@ class PFedHN(Algorithm):
         """Return weights between what is written and a client's own `(P,)`, the body near to w with many examples."""
         if own is None:
             return written
-        few = few_of(client)
-        values = torch.lerp(start, torch.lerp(written.values, own, 1 - rate), few)
+        few, values = few_of(client), torch.lerp(written.values, own, 1 - rate)
+        if self.options.start == "common":
+            values = torch.lerp(start, values, few)
         for name, part, _ in written.layout.slices():
             if name in self._heads[client.about.size]:
                 values[part] = torch.lerp(written.values[part], own[part], 1 - rate * few)

@@ -339,6 +339,15 @@ def test_with_many_examples_the_head_begins_near_to_a_clients_last_training_and_
     torch.testing.assert_close(used, between(algorithm, client, sent_values + second, 0.0, few))
 
 
+def test_without_a_network_for_all_a_body_is_not_drawn_to_it() -> None:
+    about = replace(DIGITS, train_examples=4000)
+    algorithm = built(clients=1, options={"hidden_dim": 8, "start": "hypernetwork", "personal": "trained"})
+    client = Client("a", 0, about)
+    sent, change = algorithm.weights([client])[0].values, torch.ones(algorithm.layout(client).numel)
+    algorithm.learn([reply_of(algorithm, client, change)])
+    torch.testing.assert_close(algorithm.personal([client])[0].values, sent + change)
+
+
 @pytest.mark.parametrize(
     ("schedule", "examples", "rate", "few"),
     [("constant", 400, 1, 1), ("constant", 4000, 1, 0.25), ("cosine", 400, 0.5, 1), ("cosine", 4000, 0.5, 0.25)],
