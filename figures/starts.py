@@ -39,6 +39,7 @@ EARLIER = "the earlier default"
 FIXED = "r = 1 in all rounds"  # though the rate decays
 BODY = "body as written"
 MEAN = "and all of the mean"
+NEAR = "used near to what is written"
 STARTS: dict[str, dict[str, Any]] = {
     "the paper's start": {"start": "hypernetwork", **CODE},
     "scaled": {"strategy": "figures.scaled:PFedHNScaled", **CODE},
@@ -56,7 +57,7 @@ RATES: dict[str, dict[str, Any]] = {
     "0.02, cosine": {"local.learning_rate": 2e-2},
 }
 NEARNESS: dict[str, dict[str, Any]] = {FIXED: {}, EARLIER: {}}
-STEPS: dict[str, dict[str, Any]] = {EARLIER: {}, BODY: {}, MEAN: {}, DEFAULT: {}}
+STEPS: dict[str, dict[str, Any]] = {EARLIER: {}, BODY: {}, MEAN: {}, NEAR: {}, DEFAULT: {}}
 VARIANTS = STARTS | RATES | NEARNESS | STEPS
 ROUNDS = 40
 """Of the runs that compare all variants; shorter ones compare `NEARNESS`, longer ones `STEPS` alone."""
@@ -76,11 +77,13 @@ def changed(variant: str) -> ExitStack:
     found = ExitStack()
     if variant in (BODY, MEAN):
         found.enter_context(mock.patch.object(pfedhn.PFedHN, "_mix", body_as_written))
+    elif variant == NEAR:
+        found.enter_context(mock.patch.object(pfedhn.PFedHN, "_mix", near_to_written))
     elif variant != DEFAULT:
         found.enter_context(mock.patch.object(pfedhn.PFedHN, "_mix", all_near))
     if variant == MEAN:
         found.enter_context(mock.patch.object(pfedhn, "shrunk_mean", lambda deltas, clients: deltas.mean(0)))
-    elif variant != DEFAULT:
+    elif variant not in (NEAR, DEFAULT):
         found.enter_context(mock.patch.object(pfedhn, "shrunk_mean", lambda deltas, clients: deltas.sum(0) / clients))
     if variant == AS_WRITTEN:
         found.enter_context(mock.patch.object(pfedhn, "FEW", math.inf))
@@ -105,6 +108,19 @@ def body_as_written(
         for name, part, _ in written.layout.slices():
             if name not in self._heads[client.about.size]:
                 near.values[part] = written.values[part]
+    return near
+
+
+def near_to_written(
+    self: Any, client: Client, written: Weights, own: Tensor | None, start: Tensor, rate: float
+) -> Weights:
+    """Begin, and score, with the body near to what is written, where the default has it near to the network for all."""
+    near = all_near(self, client, written, own, start, rate)
+    if own is not None:
+        body = torch.lerp(written.values, own, (1 - rate) * pfedhn.few_of(client))
+        for name, part, _ in written.layout.slices():
+            if name not in self._heads[client.about.size]:
+                near.values[part] = body[part]
     return near
 
 
