@@ -29,8 +29,8 @@ nearer to the network for all: bodies that drift apart over many rounds overfit.
     theta_i = w + m_i (r h(v_i; phi) + (1 - r) d_i)  in the body
 
 It is scored with, and uses, the same with r = 0: its own weights if it has few examples, its own head on a body near to
-that for all if it has many. `options.personal=written` takes w + h(v_i; phi) for both, and so does a client that has
-not trained yet.
+that for all if it has many. A client that has not trained yet takes w + h(v_i; phi). `options.personal=written` does so
+always, with s = 1/n sum_i delta_i: no training of a client's own evens out what one cohort moves w by.
 
 Secure aggregation is impossible, because the server needs each client's own delta.
 """
@@ -313,7 +313,8 @@ class PFedHN(Algorithm):
         left: list[Reply] = []
         for head, group in by_size(replies):
             of_head = {*self._rows_of(head), *(reply.row for reply in group)}  # one may have come back in another size
-            step = shrunk_mean(torch.stack([reply.delta for reply in group]), len(of_head))
+            deltas, n = torch.stack([reply.delta for reply in group]), len(of_head)
+            step = shrunk_mean(deltas, n) if self.uses_trained else deltas.sum(0) / n
             self.learner.hypernetwork.move_start(head, step)
             left += [replace(reply, delta=reply.delta - step) for reply in group]
         return sorted(left, key=lambda reply: reply.row)

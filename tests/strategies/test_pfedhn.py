@@ -241,11 +241,13 @@ def test_the_mean_change_is_shrunk_as_james_and_stein_do_if_clients_differ_by_as
     torch.testing.assert_close(shrunk_mean(own + mean, 10), mean * (1 - variance / mean.square().sum()))
 
 
-def test_the_network_for_all_moves_by_the_shrunk_mean_change_and_the_rest_is_learned() -> None:
+@pytest.mark.parametrize("personal", ["trained", "written"])
+def test_the_network_for_all_moves_by_the_shrunk_mean_change_and_the_rest_is_learned(personal: str) -> None:
     clients = [Client(name, row, DIGITS) for row, name in enumerate("abcd")]
     found = {}
     for start in ("common", "hypernetwork"):
-        algorithm = built(clients=4, options={"hidden_dim": 8, "start": start, "embedding_dim": 3})
+        options = {"hidden_dim": 8, "start": start, "embedding_dim": 3, "personal": personal}
+        algorithm = built(clients=4, options=options)
         for client in clients[1:]:
             algorithm.join(client, first=True)
         deltas = torch.randn(2, algorithm.layout(clients[0]).numel, generator=torch.Generator().manual_seed(0)) + 0.5
@@ -255,7 +257,7 @@ def test_the_network_for_all_moves_by_the_shrunk_mean_change_and_the_rest_is_lea
         else:
             found["before"] = copy.deepcopy(algorithm.learner)
             found["first"] = algorithm.common(clients[0]).values
-            found["step"] = shrunk_mean(deltas, 4)
+            found["step"] = shrunk_mean(deltas, 4) if personal == "trained" else deltas.sum(0) / 4
         algorithm.learn([reply_of(algorithm, c, delta) for c, delta in zip(clients[1:3], deltas, strict=True)])
         found[start] = algorithm.state()
     same = [name for name in found["common"] if not name.startswith(("hypernetwork.start_", "trained."))]
