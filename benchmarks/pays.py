@@ -268,12 +268,14 @@ def sentence(lines: Sequence[Line]) -> str:
         f"With {BUDGETS[1]} rounds it is {_deciding(longer, DEFAULT, SETS)[0]} points ahead of the better of the two,\n"
         f"and its mean lead is {_rivals(longer)}.\n"
     )
+    older = "Some of its runs had an earlier default; they are marked there.\n"
     return (
         f"With defaults and {BUDGETS[0]} rounds, `{DEFAULT}` is {gain} points ahead of the better of `local` and\n"
         f"`fedavg`: the mean over {sets} federations, with a 95 % interval for the sites of these only.\n"
         f"Its mean lead there is {rivals}.\n"
         f"{later if longer else ''}"
         "Where an interval contains 0, no difference can be seen.\n"
+        f"{older if any(line.get('earlier') for line in lines if line['strategy'] == DEFAULT) else ''}"
         "Its defaults were chosen on their validation examples; the options of the others were not searched.\n"
         "With the model that each site chose on its validation examples,\n"
         f"{lost} of {sites} sites are more than a point behind training alone (a site counts once for each seed).\n"
