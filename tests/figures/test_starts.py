@@ -7,7 +7,23 @@ from typing import Any
 import pytest
 import torch
 
-from figures.starts import AS_WRITTEN, DEFAULT, FIXED, LARGE, SAME, SMALL, changed, table, variants
+from figures.starts import (
+    AS_WRITTEN,
+    BODY,
+    DEFAULT,
+    EARLIER,
+    FIXED,
+    LARGE,
+    MEAN,
+    NEAR,
+    SAME,
+    SMALL,
+    STEPS,
+    changed,
+    table,
+    variants,
+)
+from hyperbloom.common import models
 from hyperbloom.common.config import make_run_config
 from hyperbloom.common.wire.orders import TrainOrder, TrainResult
 from tests.strategies.conftest import introduction, joined, play, turn
@@ -21,26 +37,45 @@ def line(variant: str, seed: int, selected: float) -> dict[str, Any]:
 
 
 def test_a_row_has_the_seeds_of_all_its_variants() -> None:
-    lines = [line("the default", seed, 90.0 + seed) for seed in range(3)]
+    lines = [line(EARLIER, seed, 90.0 + seed) for seed in range(3)]
     lines += [line("0.001, constant", 2, 89.5), line(AS_WRITTEN, 0, 88.0), line(SAME, 0, 88.5), line(SAME, 2, 89.0)]
-    starts, rates, _ = table(lines).split("\n\n")
+    starts, rates, _, steps = table(lines).split("\n\n")
     assert starts.splitlines()[2].startswith(f"| {LARGE[0]} | 40 | 1 |") and "| 88.0 |" in starts
     assert "| 40 | 1 | 89.5 |" in rates and "| 92.0 |" in rates
+    assert LARGE[0] not in steps
 
 
 def test_large_networks_are_run_with_other_rates_with_the_first_seed() -> None:
-    assert "0.02, cosine" in variants(LARGE[0], 0) and variants(LARGE[0], 1) == [AS_WRITTEN, SAME, FIXED, DEFAULT]
+    assert "0.02, cosine" in variants(LARGE[0], 0) and variants(LARGE[0], 1) == [
+        AS_WRITTEN,
+        SAME,
+        FIXED,
+        EARLIER,
+        DEFAULT,
+    ]
 
 
-def test_short_runs_compare_only_whether_training_begins_nearer_as_the_rate_decays() -> None:
-    assert variants(SMALL[0], 0, 10) == [FIXED, DEFAULT] and variants(LARGE[0], 0, 10) == []
+def test_short_runs_compare_whether_training_begins_nearer_as_the_rate_decays_and_long_ones_the_steps() -> None:
+    assert variants(SMALL[0], 0, 10) == [FIXED, EARLIER] and variants(LARGE[0], 0, 10) == []
+    assert variants(SMALL[0], 0, 80) == [] and variants(LARGE[-1], 0, 80) == list(STEPS)
 
 
-@pytest.mark.parametrize(("variant", "share"), [(FIXED, 0.0), (DEFAULT, 0.5)])
-def test_without_the_change_training_begins_as_written_at_any_rate(variant: str, share: float) -> None:
+@pytest.mark.parametrize(
+    ("variant", "examples", "body", "head"),
+    [
+        (FIXED, 100, 0.0, 0.0),
+        (DEFAULT, 100, 0.5, 0.5),
+        (EARLIER, 100, 0.5, 0.5),
+        (EARLIER, 4000, 0.875, 0.875),
+        (BODY, 4000, 0.0, 0.875),
+        (MEAN, 4000, 0.0, 0.875),
+        (NEAR, 4000, 0.125, 0.875),
+    ],
+)
+def test_training_begins_where_a_variant_says(variant: str, examples: int, body: float, head: float) -> None:
     """In the third of four rounds, where the cosine has half of the rate."""
     config = make_run_config({"clients": 1, "rounds": 4}, {}, "test")
-    algorithm = joined(config, introduction("a", size=config.sizes[0], train_examples=100))
+    algorithm = joined(config, introduction("a", size=config.sizes[0], train_examples=examples))
     client, sent = algorithm.clients[0], list[Any]()
 
     def train(name: str, order: TrainOrder) -> TrainResult:
@@ -51,9 +86,14 @@ def test_without_the_change_training_begins_as_written_at_any_rate(variant: str,
     with changed(variant):
         for number in (1, 2):
             play(algorithm.round(turn(algorithm, number)), train)
-        own, written = (
-            algorithm.personal([client])[0].values,
-            algorithm.learner.generate([0], algorithm.head_of(client)),
-        )
+        written = algorithm.learner.generate([client.row], algorithm.head_of(client))[0]
+        own = sent[1].values + 1  # the only client: the network for all has moved by all of its change
+        used = algorithm.personal([client])[0].values
         play(algorithm.round(turn(algorithm, 3)), train)
-    torch.testing.assert_close(sent[2].values, torch.lerp(written[0], own, share))
+    last = models.head_layout(algorithm.setting.spec).numel
+    shares = torch.full_like(own, body)
+    shares[len(own) - last :] = head
+    torch.testing.assert_close(sent[2].values, torch.lerp(written, own, shares))
+    scored = torch.full_like(own, 0.25 if variant == NEAR else 1.0)
+    scored[len(own) - last :] = 1.0
+    torch.testing.assert_close(used, torch.lerp(written, own, scored))
