@@ -268,7 +268,7 @@ def sentence(lines: Sequence[Line]) -> str:
         f"With {BUDGETS[1]} rounds it is {_deciding(longer, DEFAULT, SETS)[0]} points ahead of the better of the two,\n"
         f"and its mean lead is {_rivals(longer)}.\n"
     )
-    older = "Some of its runs had an earlier default; they are marked there.\n"
+    older = "Some of its runs had an earlier default, which the page below marks.\n"
     return (
         f"With defaults and {BUDGETS[0]} rounds, `{DEFAULT}` is {gain} points ahead of the better of `local` and\n"
         f"`fedavg`: the mean over {sets} federations, with a 95 % interval for the sites of these only.\n"

@@ -11,7 +11,7 @@ https://arxiv.org/abs/2103.04628.
 Departures: a round may have a cohort (`options.update` decides how its replies are applied); the paper has one client
 per round. Unless `options.start=hypernetwork`, h writes deviations from one network w. They are zero at first. w moves
 by the mean change of a cohort of C out of n clients, in which all count alike. A few say little of the absent ones, so
-it is shrunk. It is a client's n-th part in a cohort of one, and the mean where no client is absent:
+it is shrunk: to the n-th part of a change in a cohort of one, and not at all where no client is absent.
 
     theta_i = w + h(v_i; phi)
     server:   w <- w + s with s = (1 - 1 / C + 1 / n) mean_i delta_i; phi and v_i learn from delta_i - s
@@ -128,7 +128,7 @@ def shrunk_mean(deltas: Tensor, clients: int) -> Tensor:
 
 
 def few_of(client: Client) -> float:
-    """Return m_i, by how much a client is one with few examples: 1 with at most `FEW`, and less the more it has."""
+    """Return m_i: 1 for a client with at most `FEW` training examples, and the less the more it has."""
     return min(1.0, FEW / client.about.train_examples)
 
 
