@@ -260,7 +260,7 @@ def sentence(lines: Sequence[Line]) -> str:
         _deciding([line for line in some if line["set"] in group], DEFAULT, group) for group in (SETS, UNSEEN)
     )
     more = (
-        f"On {others} federations that were added after all defaults were chosen it is {unseen} points ahead, and\n"
+        f"On {others} federations on which no default was chosen it is {unseen} points ahead, and\n"
         f"{few} of {their} sites lose more than a point with the model that they chose.\n"
     )
     rivals, longer = _rivals(some), [line for line in lines if line["rounds"] == BUDGETS[1]]
@@ -280,7 +280,7 @@ def sentence(lines: Sequence[Line]) -> str:
         "With the model that each site chose on its validation examples,\n"
         f"{lost} of {sites} sites are more than a point behind training alone (a site counts once for each seed).\n"
         f"{more if others else ''}"
-        "[Does it pay](docs/pays.md#on-nine-data-sets) has every data set and strategy.\n"
+        "[Strategies on thirteen federations](docs/federations.md) has every data set and strategy.\n"
     )
 
 
