@@ -54,9 +54,9 @@ def expect(val: Sequence[Sequence[float]], test: Sequence[Sequence[float]], trai
     best, count = int(np.argmax(found if scale.rises else -found)), values.shape[1]
     chosen = values[best]
     _, *bounds = mean_and_interval(chosen) if count > 1 else (0.0, chosen[0], chosen[0])
-    low, high = np.clip(bounds, 0, 100) if scale.percent else bounds  # over two clients it may reach beyond any share
-    means = tuple(float(mean) for mean in values.mean(1))
-    return Expectation(trained, count, SHARES[best], means, float(low), float(high))
+    least = 0.0 if scale.percent or not scale.rises else -np.inf  # over two clients it may reach beyond any value
+    low, high = np.clip(bounds, least, scale.factor * scale.most)
+    return Expectation(trained, count, SHARES[best], tuple(values.mean(1).tolist()), float(low), float(high))
 
 
 def model_of(share: float) -> str:

@@ -26,6 +26,8 @@ def test_an_error_is_better_if_it_is_smaller_and_is_no_share() -> None:
     found = expect([[5.0], [4.0], [3.0], [2.0], [1.0]], [[9.0], [8.0], [7.0], [6.0], [5.5]], 20, "rmse")
     assert (found.share, found.low, found.high) == (1.0, 5.5, 5.5)
     assert found.test == (9.0, 8.0, 7.0, 6.0, 5.5)
+    assert expect([[1.0, 1.0]] * 5, [[1.0, 2.0]] * 5, 20, "rmse").low == 0, "no error is below 0"
+    assert expect([[0.5, 0.5]] * 5, [[0.1, 0.9]] * 5, 20, "r2").high == 1, "no R2 is above 1"
 
 
 @pytest.mark.parametrize(("trained", "share"), [(ENOUGH - 1, 0.5), (ENOUGH, 1.0)])
