@@ -10,7 +10,7 @@ from hyperbloom.common.data import ClientData, DataSpec, data_source, source_und
 from hyperbloom.common.data.own import BYTES
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import Schema, difference, read_schema
-from hyperbloom.common.data.unlabelled import is_unlabelled, read_inputs, scaling_of_bytes
+from hyperbloom.common.data.unlabelled import is_unlabelled, read_inputs
 from hyperbloom.common.errors import DataError
 from hyperbloom.common.tasks import make_task
 from hyperbloom.common.wire.newcomers import Offer
@@ -82,7 +82,7 @@ class Sources:
         """Return the scaling of stored numbers: that of the data, or in training if the data are plain bytes."""
         if self.data is None:
             return offer.scaling
-        return scaling_of_bytes(offer.scaling) if self._source.scaling == BYTES else self._source.scaling
+        return offer.scaling.of_bytes if self._source.scaling == BYTES else self._source.scaling
 
     def scored(self, offer: Offer) -> bool:
         """Return whether there are labels that match the classes of the models on offer."""

@@ -1,6 +1,6 @@
 """Scaling of stored numbers to a network's inputs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,11 @@ class Scaling:
     divisor: Rate
     mean: tuple[float, ...] = ()
     std: tuple[Rate, ...] = ()
+
+    @property
+    def of_bytes(self) -> "Scaling":
+        """The scaling of bytes for a model trained with this one; the divisor is 255 if training used floats."""
+        return replace(self, divisor=255.0) if self.divisor == 1.0 else self
 
     def apply(self, stored: AnyArray) -> torch.Tensor:
         """Return float32 inputs of the same shape; `stored` stays unchanged."""

@@ -72,11 +72,6 @@ def read_inputs(
                 yield _table(path, schema, tokenizer) if rows else _array(path, input_shape, scaling)
 
 
-def scaling_of_bytes(scaling: Scaling) -> Scaling:
-    """Return the scaling of bytes for a model trained with `scaling`; the divisor is 255 if training used floats."""
-    return replace(scaling, divisor=255.0) if scaling.divisor == 1.0 else scaling
-
-
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
@@ -106,7 +101,7 @@ def _array(path: Path, input_shape: tuple[int, ...], scaling: Scaling) -> Inputs
     stored = check_inputs(array, str(path))
     if stored.shape[1:] != input_shape:
         raise DataError(f"{path}: expected inputs of shape {input_shape} as the model, found {stored.shape[1:]}")
-    values = (scaling_of_bytes(scaling) if stored.dtype == np.uint8 else Scaling(1.0)).apply(stored)
+    values = (scaling.of_bytes if stored.dtype == np.uint8 else Scaling(1.0)).apply(stored)
     names = [str(path)] if len(values) == 1 else [f"{path}[{index}]" for index in range(len(values))]
     return Inputs(tuple(names), values)
 

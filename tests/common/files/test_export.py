@@ -100,7 +100,10 @@ def test_a_card_for_numbers_says_how_to_prepare_them(tmp_path: Path) -> None:
     write_model(tmp_path / "m", network(spec), spec, NAMES, Scaling(1.0, (0.5,) * 4, (2.0,) * 4), CARD)
     readme = (tmp_path / "m" / "README.md").read_text()
     assert "predict --model . INPUTS.npz" in readme and "image files" not in readme
-    assert "minus [0.5, 0.5, 0.5, 0.5], by [2.0, 2.0, 2.0, 2.0]; floats are taken as they are: give" in readme
+    assert (
+        "bytes: divided by 255, minus [0.5, 0.5, 0.5, 0.5], by [2.0, 2.0, 2.0, 2.0]; floats are taken as they are: give"
+        in readme
+    )
 
 
 def test_a_small_logit_beside_large_ones_need_be_no_more_exact_than_these() -> None:
