@@ -1,6 +1,5 @@
 """`flower-client`: join a federation with this machine's data and device."""
 
-import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -87,9 +86,6 @@ def _run(ctx: click.Context, flags: Mapping[str, Any]) -> None:
     missing = [flag for flag, name in (("--server", "server"), ("--client-id", "client_id")) if not flags[name]]
     if missing and not flags["show_graph"]:
         ctx.fail(f"Missing {' and '.join(missing)}.")
-    # Silence Flower and gRPC, because our own log reports connection problems in one line.
-    os.environ.setdefault("FLWR_LOG_LEVEL", "DEBUG" if flags["verbose"] else "CRITICAL")
-    os.environ.setdefault("GRPC_VERBOSITY", "INFO" if flags["verbose"] else "NONE")
     shared.log_to(flags["client_id"], flags["verbose"])
     try:
         _show_graph(flags) if flags["show_graph"] else _join(flags)

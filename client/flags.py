@@ -1,6 +1,7 @@
 """Flags that several commands of `flower-client` share, and the objects made from them."""
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -118,7 +119,9 @@ def make_link(flags: Mapping[str, Any]) -> "Link":
 
 
 def log_to(name: str, verbose: bool) -> None:
-    """Write our log to stderr, with the client's name in each line."""
+    """Write our log to stderr, with the client's name in each line; gRPC and Flower speak only if `verbose`."""
+    os.environ.setdefault("GRPC_VERBOSITY", "INFO" if verbose else "NONE")  # it reads this when it is imported
+    os.environ["FLWR_LOG_LEVEL"] = "DEBUG" if verbose else os.environ.get("FLWR_LOG_LEVEL", "CRITICAL")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(message)s", datefmt="%H:%M:%S"))
     handler.addFilter(_make_printable)

@@ -37,7 +37,6 @@ TRANSFER_DEADLINE_S = 120.0
 THIS_IMPORT = secrets.token_hex(8)  # with its number it tells a process, forked or not, from others with its key
 SOON_S = 2.0  # until the next try of a heartbeat that failed
 
-os.environ.setdefault("GRPC_VERBOSITY", "error")  # for a person the client's own lines are enough
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),

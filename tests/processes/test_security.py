@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 
 from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem, read_private_key, write_private_key
@@ -180,7 +181,10 @@ def ports(tmp_path: Path) -> Iterator[tuple[Path, int, int]]:
     server.stop(None)
 
 
-def test_an_expired_certificate_and_a_port_without_tls(site: Site, ports: tuple[Path, int, int]) -> None:
+def test_an_expired_certificate_and_a_port_without_tls(
+    site: Site, ports: tuple[Path, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)  # other tests may have set it
     ca, expired, plain = ports
     write_private_key(site.folder / "a.pem", make_key())
     flags = ["--root-certificates", str(ca), "--key", str(site.folder / "a.pem")]
@@ -188,7 +192,11 @@ def test_an_expired_certificate_and_a_port_without_tls(site: Site, ports: tuple[
         site.client(name, "--server", f"127.0.0.1:{port}", *flags, insecure=False)
         for name, port in (("a", expired), ("b", plain))
     ]
-    assert [client.wait() for client in clients] == [5, 5]
+    np.save(site.folder / "x.npy", np.zeros((2, 4), np.float32))
+    to = ["--server", f"127.0.0.1:{expired}", "--data", str(site.folder / "x.npy"), "--out", str(site.folder / "model")]
+    clients.append(site.start("hyperbloom.client", "newcomer", "join", *to, *flags, "--state-dir", str(site.folder)))
+    assert [client.wait() for client in clients] == [5, 5, 5]
+    assert len(clients[2].output.splitlines()) == 1, "and not a line of gRPC's"
     assert "its certificate has expired; whoever runs it can make a new one" in clients[0].output
     assert (
         "it does not speak TLS; is it the Fleet port, and was the server started with --insecure?" in clients[1].output
