@@ -137,7 +137,7 @@ class Admission:
     def scale_columns(self, roster: Roster) -> str | None:
         """Return the schema with scales for the columns that it leaves open, by the moments that clients disclose.
 
-        None if there are no such columns, or nobody has disclosed moments.
+        None if there are no such columns, or nobody has disclosed moments of enough values.
         """
         schema, moments = self._schema and read_schema(self._schema, "the schema"), self._pooled_moments(roster)
         if not schema or not schema.open or not moments:
@@ -151,7 +151,7 @@ class Admission:
         Nobody can check what they tell. So counts have the limit of averages. Of three clients or more none is farther
         from the median than `FARTHEST` times what is typical, or one lie would spoil the scale of all.
         """
-        told = [client.about.moments for client in roster if client.about.moments]
+        told = [client.about.moments for client in roster if any(client.about.moments)]  # 0 alone: too few values
         if not told:
             return []
         counts, means, deviations = torch.tensor(told, dtype=torch.float64).view(len(told), -1, 3).unbind(2)  # (C, K)

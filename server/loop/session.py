@@ -174,13 +174,13 @@ class Session:
         if not known and schema and (columns := read_schema(schema, "the schema").open):
             self._tell(
                 f"columns without a scale, from which little is learned: {', '.join(columns)[:99]}; give them mean and "
-                "std in the schema, or let clients pass --disclose-moments"
+                "std in the schema, or let clients with ten values or more pass --disclose-moments"
             )
         setting = self.federation.admission.setting
         if setting is not None and setting.task.standardises and not self.roster.moments:
             self._tell(
                 "the numbers to learn stay in their own units, in which training may diverge: set target_moments, or "
-                "let clients pass --disclose-moments"
+                "let clients with ten examples or more pass --disclose-moments"
             )
 
     def _points_of(self, phase: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -389,21 +389,25 @@ def test_moments_of_another_number_of_targets_stop_the_run_from_beginning() -> N
 
 
 @pytest.mark.parametrize(
-    ("declared", "kept", "used"),
+    ("declared", "kept", "used", "count"),
     [
-        ((), (), (6.0, 3.0)),
-        ((300.0, 50.0), (), (300.0, 50.0)),
-        ((300.0, 50.0), (7.0, 2.0), (7.0, 2.0)),
+        ((), (), (6.0, 3.0), 10.0),
+        ((), (), (), 0.0),
+        ((300.0, 50.0), (), (300.0, 50.0), 10.0),
+        ((300.0, 50.0), (7.0, 2.0), (7.0, 2.0), 10.0),
     ],
 )
 def test_targets_are_standardised_as_before_else_as_declared_else_as_clients_tell(
-    declared: tuple[float, ...], kept: tuple[float, ...], used: tuple[float, ...]
+    declared: tuple[float, ...], kept: tuple[float, ...], used: tuple[float, ...], count: float
 ) -> None:
-    """What a run goes on with was kept in its checkpoint: others would make other numbers of its networks' outputs."""
+    """What a run goes on with was kept in its checkpoint: others would make other numbers of its networks' outputs.
+
+    Clients with few examples tell zeros, from which no scale follows.
+    """
     run = config(strategy="fedavg", sizes=("S",), options={}, target_moments=declared)
     algorithm, roster = make_algorithm(run), Roster()
     admitting = Admission(run, algorithm)
-    for node, moments in enumerate(((10.0, 3.0, 0.0), (10.0, 9.0, 0.0)), start=2):
+    for node, moments in enumerate(((count, 0.3 * count, 0.0), (count, 0.9 * count, 0.0)), start=2):
         about = introduction(f"c{node}", task="regression", num_classes=1, input_shape=(4,), moments=moments)
         admitting.check(about, roster)
         roster.admit(node, about)
