@@ -217,6 +217,7 @@ def _onnx_session(folder: Path, name: str) -> Callable[[Tensor], Tensor]:
         raise ModelError(f"{name} is an architecture of a user's own; to run it here takes {what}")
     import onnxruntime
 
+    onnxruntime.set_default_logger_severity(4)  # it would print what it raises, before our own line
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # it has classes of its own for each fault

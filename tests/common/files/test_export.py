@@ -244,8 +244,8 @@ def test_an_architecture_of_a_users_own_goes_through_onnx(tmp_path: Path) -> Non
 
 
 @quiet
-def test_an_own_network_of_token_numbers_is_exported(tmp_path: Path) -> None:
-    """Any numbers would be no rows of its table."""
+def test_an_own_network_of_token_numbers_is_exported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Any numbers would be no rows of its table. Those of an input may be none: the error is all that a user reads."""
     pytest.importorskip("onnxruntime", reason="extra export")
 
     class Words(nn.Module):
@@ -262,3 +262,6 @@ def test_an_own_network_of_token_numbers_is_exported(tmp_path: Path) -> None:
     _, logits = read_model(tmp_path / "m")
     inputs = torch.randint(50, (4, 6)).float()
     torch.testing.assert_close(logits(inputs), module(inputs).detach(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"its network fails on \(4, 6\): .* idx=50 must be within"):
+        logits(inputs.fill_(50))
+    assert capfd.readouterr().err == ""
