@@ -99,15 +99,15 @@ class Machines(Section):
         made = tls.describe(tls.init(Certificates().folder, hosts).folder)
         return [f"made for this server, once (docs/security.md): {line}" for line in made]
 
-    def invite(self, clients: int) -> tuple[list[str], str]:
-        """Return the flags of clients that may be `clients` more than are registered, and a line about their token.
+    def invite(self, clients: int, newcomers: bool = False) -> tuple[list[str], str]:
+        """Return the flags of `clients` clients, and a line about the token for those that are not registered yet.
 
-        Clients that are registered already need no token.
+        Newcomers are never those that are registered.
         """
         files = Certificates(self.certs)
         if self.insecure:
             return self.client_flags(self.address), ""
-        missing = clients - len(ClientRegistry(files.clients).keys())
+        missing = clients - (0 if newcomers else len(ClientRegistry(files.clients).keys()))
         if missing < 1:
             more = f"one whose key was added by hand also needs --root-certificates {files.ca} --key FILE"
             return ["--server", self.address], f"that is all for a client that has enrolled with a token; {more}"
@@ -223,7 +223,7 @@ def open_for_newcomers(machines: Machines, folder: Path, brings: str, say: Say, 
     machines = machines.with_port()
     folder.mkdir(parents=True, exist_ok=True)
     with log_to(folder / "server.log"), open_superlink(machines, folder, say, tell) as grid:
-        flags, told = machines.invite(1)
+        flags, told = machines.invite(1, newcomers=True)
         say("ready; a newcomer runs:")
         say(f"  flower-client join {' '.join(flags)} {brings} --out model")
         if told:

@@ -2,11 +2,14 @@
 
 import logging
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from hyperbloom.server.access.certificates import init, own_addresses, renew
+from hyperbloom.common.secrecy.keys import make_key, public_pem
+from hyperbloom.server.access.certificates import Certificates, init, own_addresses, renew
+from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.grids import fleet
 from hyperbloom.server.grids.fleet import Machines
 
@@ -43,3 +46,17 @@ def test_clients_dial_the_name_that_the_certificate_was_made_for(tmp_path: Path)
         assert machines.address == f"{first}:9092"
     renew(tmp_path / "own", ["*.example.org", "fed.example.org"], 9)
     assert machines.address == "fed.example.org:9092"
+
+
+def test_the_line_for_newcomers_has_a_token_though_those_who_trained_have_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "open_superlink", lambda *_: nullcontext())
+    certs, lines = tmp_path / "certs", list[str]()
+    ClientRegistry(Certificates(init(certs, ["127.0.0.1"]).folder).clients).add("ward-7", public_pem(make_key()))
+    machines = Machines(host="127.0.0.1", port=0, certs=certs)
+    with fleet.open_for_newcomers(
+        machines, tmp_path / "serve", "--data WHAT", lambda line, *_: lines.append(line), print
+    ):
+        assert " --token HB1." in lines[1]
+        assert lines[2].startswith("the token lets 1 enrol within an hour; flower-server clients invite NAME")
