@@ -86,24 +86,14 @@ class Sources:
 
     def scored(self, offer: Offer) -> bool:
         """Return whether there are labels that match the classes of the models on offer."""
-        if self.data is None or not self._fits(offer):
+        if self.data is None or not _fits(self.data, offer):
             return False
         classes, names = self.data.num_classes, self.data.class_names
         return self.names_all(offer) or names == tuple(map(str, range(classes)))
 
-    def _fits(self, offer: Offer) -> bool:
-        """Return whether there are labels, and of the kind that the models on offer answer for."""
-        if self.data is None:
-            return False
-        try:
-            make_task(offer.task).check(self.data.whole.labels, offer.num_classes)
-        except DataError:
-            return False
-        return True
-
     def names_all(self, offer: Offer) -> bool:
         """Return whether the data have all classes of the models on offer, by the same names if both name them."""
-        if self.data is None or self.data.num_classes != offer.num_classes or not self._fits(offer):
+        if self.data is None or self.data.num_classes != offer.num_classes or not _fits(self.data, offer):
             return False
         return self.data.meaning is None or offer.meaning in (None, self.data.meaning)
 
@@ -114,6 +104,15 @@ class Sources:
         if self.schema is not None and len(known := self.schema.classes or self.schema.label) == offer.num_classes:
             return known
         return tuple(map(str, range(offer.num_classes)))
+
+
+def _fits(data: ClientData, offer: Offer) -> bool:
+    """Return whether the labels are of the kind that the models on offer answer for."""
+    try:
+        make_task(offer.task).check(data.whole.labels, offer.num_classes)
+    except DataError:
+        return False
+    return True
 
 
 def _in_words(scaling: Scaling) -> str:

@@ -74,7 +74,7 @@ class Client:
         if settings.data.backbone is not None:
             self.pretrained = ModelSpec(BACKBONE, *about, backbone=settings.data.backbone)
             self.backbone = backbone_digest(self.pretrained)
-            check_tokens(build(self.pretrained), max(float(p.inputs.max()) for p in (data.train, data.val, data.test)))
+            check_tokens(build(self.pretrained), *(part.inputs for part in (data.train, data.val, data.test)))
         self.own: ModelSpec | None = None
         if settings.model is not None:
             self.own = ModelSpec(settings.model, *about).resolved(self.task)

@@ -119,11 +119,12 @@ def usual_shape(where: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def check_tokens(module: nn.Module, largest: float) -> None:
-    """Raise a ModelError if the largest number of a token is beyond the vocabulary of a network for texts."""
+def check_tokens(module: nn.Module, *inputs: Tensor) -> None:
+    """Raise a ModelError if inputs `(N, T)` of a network for texts are not numbers of tokens in its vocabulary."""
     known = module.vocabulary if isinstance(module, Transformer) else 0
-    if 0 < known <= largest:
-        raise ModelError(f"--backbone: expected numbers of tokens below {known}, found {largest:.0f} in the data")
+    for part in inputs if known else ():
+        if len(wrong := part[(part != part.floor()) | (part < 0) | (part >= known)]):
+            raise ModelError(f"--backbone: expected tokens, whole numbers from 0 to {known - 1}; found {wrong[0]:g}")
 
 
 def head_of(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, ...]:

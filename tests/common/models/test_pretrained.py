@@ -215,5 +215,8 @@ def test_another_folder_is_one_clear_line(
 def test_inputs_that_do_not_fit_are_told(folders: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
     with pytest.raises(ModelError, match=r"fails on inputs of shape \(1, 9, 9\)"):
         build(spec(folders["image"][0], (1, 9, 9)))
-    with pytest.raises(ModelError, match=r"expected numbers of tokens below 30, found 30"):
-        check_tokens(build(spec(folders["text"][0], (LENGTH,))), 30.0)
+    network, sound = build(spec(folders["text"][0], (LENGTH,))), torch.tensor([[0.0, 29.0]])
+    check_tokens(network, sound)
+    for wrong in (30, -1, 1.5):  # the last two from a table of numbers
+        with pytest.raises(ModelError, match=f"expected tokens, whole numbers from 0 to 29; found {wrong}"):
+            check_tokens(network, sound, torch.tensor([[3.0, wrong]]))
