@@ -38,8 +38,6 @@ WRAPPED = "network."
 _KINDS = (ALL, "head", "norms", "bias", "lora")
 _FORM = "all, head, norms, bias or lora:r=8[,alpha=16][,targets=PATTERN]"
 _LORA = re.compile(r"lora:r=(?P<rank>[1-9]\d{0,2})(,alpha=(?P<alpha>\d{1,9}(\.\d+)?))?(,targets=(?P<targets>.+))?")
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""The layers that LoRA changes by default, as far as they are not in groups."""
 _READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """Modules that read the weights of their layers and do not call these, so that LoRA would have no effect there."""
 
@@ -127,9 +125,7 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
 def merged(module: nn.Module) -> nn.Module:
     """Return a network without LoRA's layers that computes the same: `B A` is added to the weights of a copy."""
     found = [name for name, part in module.named_modules() if hasattr(part, "lora_A")]
-    if not found:
-        return module
-    module = copy.deepcopy(module)
+    module = copy.deepcopy(module) if found else module
     with torch.no_grad():
         for name in found:
             layer: Any = module.get_submodule(name)
@@ -140,8 +136,7 @@ def merged(module: nn.Module) -> nn.Module:
 
 def write_adapter(folder: Path, module: nn.Module) -> None:
     """Write LoRA's layers and the head as a folder for `peft.PeftModel.from_pretrained`; nothing without LoRA."""
-    config = getattr(module, "lora", None)
-    if config is None:
+    if (config := getattr(module, "lora", None)) is None:
         return
     tensors = {
         f"base_model.model.{name.removeprefix(WRAPPED)}".replace(f".{LORA}.", "."): values
@@ -155,6 +150,7 @@ def _inject(module: nn.Module, head: tuple[str, ...], how: Adapt) -> Any:
     """Add LoRA's layers to a network, and return peft's description of them."""
     try:
         import peft
+        from transformers.pytorch_utils import Conv1D
     except ImportError:
         raise ModelError("adapt: LoRA needs peft: pip install 'hyperbloom[backbone]'") from None
     # peft's names are those in the user's network, whatever we wrap around it.
@@ -162,14 +158,13 @@ def _inject(module: nn.Module, head: tuple[str, ...], how: Adapt) -> Any:
     root = module.get_submodule(WRAPPED.rstrip(".")) if wrapped else module
     head = tuple(name.removeprefix(WRAPPED) if wrapped else name for name in head)
     readers = {name for name, part in root.named_modules() if isinstance(part, _READERS)}
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1D, nn.Embedding)
     layers = {
         name: part
         for name, part in root.named_modules()
-        if isinstance(part, (*_LAYERS, nn.Embedding))
-        and not f"{name}.".startswith(head)
-        and name.rpartition(".")[0] not in readers
+        if isinstance(part, kinds) and not f"{name}.".startswith(head) and name.rpartition(".")[0] not in readers
     }
-    plain = [name for name, part in layers.items() if isinstance(part, _LAYERS) and getattr(part, "groups", 1) == 1]
+    plain = [n for n, part in layers.items() if not isinstance(part, nn.Embedding) and getattr(part, "groups", 1) == 1]
     if how.targets is None:
         usual = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(_model_type(module), ())
         targets = [name for name in plain if name.rpartition(".")[2] in usual] or plain
@@ -182,7 +177,8 @@ def _inject(module: nn.Module, head: tuple[str, ...], how: Adapt) -> Any:
         wanted = "layers for LoRA" if how.targets is None else f"layers that match {how.targets!r}"
         raise ModelError(f"adapt: expected {wanted}, found none among {some or 'no layers'}")
     exact = "|".join(map(re.escape, targets))
-    config = peft.LoraConfig(r=how.rank, lora_alpha=how.alpha, target_modules=exact)
+    turned = all(isinstance(layers[name], Conv1D) for name in targets)  # GPT-2's layers keep `(in, out)`
+    config = peft.LoraConfig(r=how.rank, lora_alpha=how.alpha, target_modules=exact, fan_in_fan_out=turned)
     try:
         peft.inject_adapter_in_model(config, root, LORA)
     except ValueError as error:

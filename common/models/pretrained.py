@@ -69,7 +69,7 @@ def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) ->
         return build_from_factory(where, input_shape, num_classes)
     folder = Path(where).expanduser()
     config = _config(folder)
-    most = config.get("max_position_embeddings")
+    most = config.get("max_position_embeddings", config.get("n_positions"))  # the latter is GPT-2's
     if "vocab_size" in config and isinstance(most, int) and 0 < most < input_shape[0]:
         how = f"set model_max_length in {folder / 'tokenizer_config.json'} to that"
         raise ModelError(f"--backbone: expected rows of at most {most} tokens, found {input_shape[0]}; {how}")

@@ -41,6 +41,18 @@ def text_folder(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def gpt_folder(folder: Path) -> Path:
+    """Write a GPT-2 of transformers for texts of up to `LENGTH` tokens, whose padding is 0."""
+    import transformers
+
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": LENGTH, "vocab_size": VOCABULARY}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = transformers.GPT2Config(pad_token_id=0, bos_token_id=1, eos_token_id=1, **sizes)
+        transformers.GPT2ForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
 def add_tokenizer(folder: Path, words: str = "the ward was clean and quiet but food cold bad good never again") -> Path:
     """Write a tokenizer that splits at blanks, and knows these words from number 3 on; 0 is padding, 1 unknown."""
     import tokenizers

@@ -20,15 +20,17 @@ from hyperbloom.common.models import (
     ModelSpec,
     backbone_digest,
     backbone_features,
+    backbone_shape,
     body_layout,
     build,
     full_layout,
     head_layout,
+    merged,
 )
 from hyperbloom.common.models.pretrained import check_tokens
 from tests.slow import quick
 
-from .backbones import LENGTH, VOCABULARY, image_folder, text_folder, timm_folder, torchvision_folder
+from .backbones import LENGTH, VOCABULARY, gpt_folder, image_folder, text_folder, timm_folder, torchvision_folder
 
 
 def spec(folder: Path, shape: tuple[int, ...] = (1, 8, 8), adapt: str = "lora:r=2", classes: int = 3) -> ModelSpec:
@@ -119,6 +121,27 @@ def test_a_folder_without_a_layer_of_the_body_is_refused_by_its_name(
         with pytest.raises(ModelError, match="tensors are missing or of another shape: ") as caught:
             build(spec(tmp_path / "spoiled", shape))
         assert name.rpartition(".")[2] in str(caught.value) and "classifier" not in str(caught.value)
+
+
+def test_lora_takes_the_layer_of_gpt_that_peft_names_and_merges_it(tmp_path: Path) -> None:
+    module = build(spec(gpt_folder(tmp_path), (LENGTH,), "lora:r=2")).eval()
+    added = {name: values for name, values in module.named_parameters() if "lora_" in name}
+    assert {name.split(".lora_")[0] for name in added} == {"network.transformer.h.0.attn.c_attn"}
+    for values in added.values():
+        torch.nn.init.normal_(values)
+    expected = module(texts())
+    assert torch.allclose(merged(module)(texts()), expected, atol=1e-5)
+    module.get_parameter("network.transformer.h.0.attn.c_attn.lora_B.default.weight").data.zero_()
+    assert not torch.allclose(module(texts()), expected, atol=1e-3)
+
+
+def test_a_last_layer_that_reads_all_tokens_has_no_features_of_one_shape(tmp_path: Path) -> None:
+    """A batch is as long as its longest text, so an encoder that fits one text may not fit the next."""
+    where = gpt_folder(tmp_path)
+    with pytest.raises(ModelError, match="reads one vector of a text, found one of each token"):
+        backbone_shape(spec(where, (LENGTH,)))
+    with pytest.raises(ModelError, match=f"rows of at most {LENGTH} tokens, found {LENGTH + 1}"):
+        build(spec(where, (LENGTH + 1,)))
 
 
 def test_images_and_texts_are_classified_as_transformers_does(folders: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
