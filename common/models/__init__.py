@@ -186,9 +186,8 @@ def backbone_features(spec: ModelSpec, inputs: Tensor) -> Tensor:
 def backbone_shape(spec: ModelSpec) -> tuple[int, ...]:
     """Return the shape of the features of one input; ModelError for one vector of each token, as of a GPT-2."""
     module, shape = _backbone(spec, build)[0], backbone_features(spec, torch.zeros(1, *spec.input_shape)).shape[1:]
-    if (
-        isinstance(module, Transformer) and module.vocabulary and len(shape) > 1
-    ):  # a batch is as long as its longest text
+    # A batch is as long as its longest text, so such features have no one shape.
+    if isinstance(module, Transformer) and module.vocabulary and len(shape) > 1:
         raise ModelError("--backbone: expected a last layer that reads one vector of a text, found one of each token")
     return tuple(shape)
 

@@ -125,7 +125,9 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
 def merged(module: nn.Module) -> nn.Module:
     """Return a network without LoRA's layers that computes the same: `B A` is added to the weights of a copy."""
     found = [name for name, part in module.named_modules() if hasattr(part, "lora_A")]
-    module = copy.deepcopy(module) if found else module
+    if not found:
+        return module
+    module = copy.deepcopy(module)
     with torch.no_grad():
         for name in found:
             layer: Any = module.get_submodule(name)
@@ -136,7 +138,8 @@ def merged(module: nn.Module) -> nn.Module:
 
 def write_adapter(folder: Path, module: nn.Module) -> None:
     """Write LoRA's layers and the head as a folder for `peft.PeftModel.from_pretrained`; nothing without LoRA."""
-    if (config := getattr(module, "lora", None)) is None:
+    config = getattr(module, "lora", None)
+    if config is None:
         return
     tensors = {
         f"base_model.model.{name.removeprefix(WRAPPED)}".replace(f".{LORA}.", "."): values
