@@ -229,7 +229,7 @@ class Federation:
             raise RefusedError(f"its key is that of {owner}, but it says that it is {about.client_id}")
         self.admission.check(about, self.roster)
         known = self.roster.find(about.client_id)
-        client, moved_from = self.roster.admit(node, about)
+        client, moved_from = self.roster.admit(node, about, by_key=bool(owner))
         if moved_from is not None:
             self.post.keep(self._may_answer)
             self._notify([moved_from], Notice("refused", f"{client.client_id} has joined again from another process"))

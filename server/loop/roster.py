@@ -1,7 +1,8 @@
 """The roster: stable clients on nodes that come and go. Pure bookkeeping without Flower.
 
-A node id changes with every process, so it identifies nobody. A client is known by its name and by a secret that it
-has generated. A process that shows both is that client and keeps its embedding row, on whatever machine it runs.
+A node id changes with every process, so it identifies nobody. A client is known by its name and by its key, or, where
+nodes have no keys, by a secret that it has generated. A process that shows both is that client and keeps its embedding
+row, on whatever machine it runs. So a client with a key may lose its state folder.
 
 Clients whose replies are refused for their content are counted, and left out for some rounds: quarantine. Only wrong
 names, shapes or numbers, values that are not finite, and excessive norms or sizes count. A client that is away, out of
@@ -119,17 +120,17 @@ class Roster:
         """Return the client with this name, or None."""
         return self._clients.get(name)
 
-    def admit(self, node_id: int, about: Introduction) -> tuple[Client, int | None]:
+    def admit(self, node_id: int, about: Introduction, by_key: bool = False) -> tuple[Client, int | None]:
         """Put a client on a node; return it, and its previous node if it has moved.
 
         Raises:
-            RefusedError: the name belongs to a client with another secret.
+            RefusedError: the name belongs to a client with another secret, and no key shows that it is its own.
         """
         name, secret = about.client_id, hashlib.sha256(about.token.encode()).hexdigest()
         # Keep only the hash: the server does not need the secret, and what it does not keep cannot leak.
         about = replace(about, token="")
         known = self._clients.get(name)
-        if known and not hmac.compare_digest(self._secrets[name], secret):
+        if known and not by_key and not hmac.compare_digest(self._secrets[name], secret):
             where = "is connected" if name in self._nodes else "took part before"
             raise RefusedError(
                 f"a client named {name!r} with another identity {where}. Choose another --client-id, or, if "

@@ -158,9 +158,9 @@ def test_a_revoked_client_is_out_in_the_middle_of_the_run_and_a_new_one_gets_in(
     done = len(metrics.read_text().splitlines())
     until(lambda: len(metrics.read_text().splitlines()) > done + 2, "the others go on")
 
-    # Killed without a word and started again at once: the key is the client, and the server notices.
+    # Killed without a word and started again at once: the key is the client, and the server notices. It lost its state.
     house.members["a"].kill()
-    house.members["a"] = house.client("a", house.key("a"))
+    house.members["a"] = house.client("a", house.key("a"), state="a new disk")
     server.wait_for("a is back")
     server.interrupt()
     assert server.wait() == 130

@@ -429,6 +429,30 @@ def test_a_client_that_shows_its_secret_moves_and_the_old_process_is_told(party:
     assert party.joined == ["a", "b"]
 
 
+def test_a_client_that_lost_its_secret_comes_back_by_its_key(party: Party, grid: ScriptedGrid) -> None:
+    grid.join(2, "a")
+    grid.join(5, "b")
+    grid.owners[2] = "a"
+    party.begin(2)
+    before = {client.client_id: client.row for client in party.roster}
+    grid.leave(2)
+    grid.join(3, "a", token="another")
+    grid.owners[3] = "a"
+    grid.join(4, "c")
+    party.gather(3)
+    assert party.where() == {"a": 3, "b": 5, "c": 4}
+    assert {
+        name: row for client in party.roster if (name := client.client_id) in before for row in [client.row]
+    } == before
+    assert grid.notices() == []
+    # Its secret of now counts where a later process has no key.
+    grid.leave(3)
+    grid.join(6, "a", token="another")
+    grid.join(7, "d")
+    party.gather(4)
+    assert party.where()["a"] == 6
+
+
 def test_a_client_that_comes_back_with_a_third_of_its_data_is_known_by_what_is_left(
     party: Party, grid: ScriptedGrid
 ) -> None:
