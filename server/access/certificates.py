@@ -41,6 +41,7 @@ class Certificates:
         self.server = self.folder / "server.pem"
         self.server_key = self.folder / "server.key"
         self.clients = self.folder / "clients.json"  # the registry of clients' keys
+        self.invitations = self.folder / "invitations.json"
 
     @property
     def there(self) -> list[str]:
@@ -81,6 +82,7 @@ def init(folder: Path, hosts: Sequence[str], days: int = SERVER_DAYS, force: boo
     ca = _signed((subject, key), (subject, key), CA_DAYS, constraints, usage, itself)
     _write(files.ca, ca, files.ca_key, key)
     files.server.unlink(missing_ok=True)  # its names are not those of the new one
+    files.invitations.unlink(missing_ok=True)  # their tokens have the fingerprint of the old one
     return renew(folder, hosts, days)
 
 

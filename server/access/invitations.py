@@ -42,7 +42,7 @@ class Invitations:
     """The invitations of a folder of certificates; a missing file is none."""
 
     def __init__(self, files: Certificates) -> None:
-        self._files, self.path = files, files.folder / "invitations.json"
+        self._files, self.path = files, files.invitations
 
     def all(self) -> Sequence[Invitation]:
         """Return all that are kept; ConfigError if the file is damaged."""

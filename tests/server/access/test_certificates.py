@@ -22,6 +22,7 @@ from hyperbloom.server.access.certificates import (
     names,
     renew,
 )
+from hyperbloom.server.access.invitations import Invitations
 
 
 def check(files: Certificates) -> list[str]:
@@ -115,7 +116,9 @@ def test_nothing_is_overwritten_without_force(files: Certificates) -> None:
     files.ca_key.unlink()  # put into a safe
     with pytest.raises(ConfigError, match="already"):
         init(files.folder, [], days=30)
+    Invitations(files).invite("a", 1, 60)
     init(files.folder, [], days=30, force=True)
+    assert not Invitations(files).all(), "its token has the fingerprint of the CA that is gone"
     assert not [name for name, content in before.items() if (files.folder / name).read_bytes() == content]
 
 
