@@ -53,6 +53,8 @@ class ClientRegistry:
             if fingerprint(public_key) in retired:
                 raise ConfigError(f"{name}: {RETIRED}; make a new one, or delete servers/ in its state folder")
             owner = next((other for other, client in clients.items() if client.public_key == public_key), None)
+            if owner == name:
+                return  # a script may add all clients again
             if owner is not None:
                 raise ConfigError(f"{name}: this is the key of {owner}; every client needs one of its own")
             old = clients.get(name)
