@@ -186,14 +186,14 @@ class OnDemandService:
         return len(arrivals)
 
     def _visit(self) -> None:
-        """Send the offer to new nodes, and forget those that left or stay silent."""
+        """Send the offer to new nodes, and again to those that were silent for too long; forget those that left."""
         now = time.monotonic()
         if now - self._visited < VISIT_EVERY_S:
             return
         self._visited = now
         present = {node.node_id for node in self.grid.get_nodes()}
-        newcomers = sorted(present - self._met)
-        self._met = present
+        silent = {letter.node for letter in self.post.open(Offer) if now - letter.sent >= TTL_S}
+        newcomers, self._met = sorted(present - (self._met - silent)), present
         self.post.keep(lambda letter: letter.node in present and now - letter.sent < TTL_S)
         self._send([(node, self.maker.offer) for node in newcomers])
 

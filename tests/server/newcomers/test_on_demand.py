@@ -315,7 +315,7 @@ def test_what_no_model_can_be_made_from_is_refused_and_the_others_are_served(
     assert len(events) == 1 and "refused node 2" in events[0] and len(events[0]) < 1000
 
 
-def test_the_silent_and_the_gone_are_forgotten_and_may_come_again(counter: OnDemandService, clock: Clock) -> None:
+def test_who_leaves_is_forgotten_and_may_come_again(counter: OnDemandService, clock: Clock) -> None:
     grid = counter.grid
     assert isinstance(grid, ScriptedGrid)
     grid.nodes.update({2: lambda message: None, 3: lambda message: None})
@@ -324,10 +324,20 @@ def test_the_silent_and_the_gone_are_forgotten_and_may_come_again(counter: OnDem
     grid.leave(3)
     polls(counter, clock, 2)
     assert len(counter.post.open(Offer)) == 1
-    clock.sleep(on_demand.TTL_S)
-    polls(counter, clock, 1)
-    assert counter.post.open(Offer) == []
     grid.nodes[3] = visitor = Visitor(torch.ones(3))
+    polls(counter, clock)
+    assert visitor.got is not None
+
+
+def test_a_newcomer_that_describes_itself_for_longer_than_an_offer_lasts_is_asked_again(
+    counter: OnDemandService, clock: Clock
+) -> None:
+    grid = counter.grid
+    assert isinstance(grid, ScriptedGrid)
+    grid.nodes[2] = lambda message: None
+    polls(counter, clock, 2)
+    clock.sleep(on_demand.TTL_S)  # the answer to the first offer comes too late
+    grid.nodes[2] = visitor = Visitor(torch.ones(3))
     polls(counter, clock)
     assert visitor.got is not None
 
