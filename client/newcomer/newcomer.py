@@ -23,6 +23,7 @@ from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, Mo
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.layout import Weights
 from hyperbloom.common.metrics import scale_of, title_of
+from hyperbloom.common.models.pretrained import check_tokens
 from hyperbloom.common.newcomers import model_of
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.tasks import make_task
@@ -98,6 +99,7 @@ class Newcomer:
         self.share = dict(zip(offer.sizes, offer.shares, strict=False)).get(self.size, 1.0)
         log.info("before anything is sent: %s", offer.expected)
         inputs = self.sources.inputs(offer)
+        check_tokens(models.blank(self._spec(offer)), inputs)
         descriptor = self._encoded(offer, inputs) if self.share else torch.zeros(offer.dim)
         self._offer, self._inputs = offer, inputs
         self._sent = Description(self.size, offer.encoder_version, Weights(descriptor_layout(offer.dim), descriptor))
@@ -138,9 +140,8 @@ class Newcomer:
             for name, value in models.full_layout(spec).views(self.weights).items():
                 module.get_parameter(name).copy_(value)
         settle_norms(module, Examples(self._inputs, torch.zeros(len(self._inputs), dtype=torch.int64)))
-        names = self.sources.class_names(offer)
-        scaling, card = self.sources.scaling(offer), self._card(offer, module)
-        return write_model(folder, module, spec, names, scaling, card, offer.task, self.sources.schema)
+        about = self.sources.class_names(offer), self.sources.scaling(offer), self._card(offer, module)
+        return write_model(folder, module, spec, *about, offer.task, self.sources.schema)
 
     def _spec(self, offer: Offer) -> models.ModelSpec:
         about = (offer.input_shape, offer.num_classes, offer.adapt)
@@ -162,8 +163,7 @@ class Newcomer:
             "described by": f"{len(self._inputs)} examples, without labels, and encoder {offer.encoder_version}",
             f"test {title_of(metric)}": here,
         }
-        noisy = "with noise" if self.guarantee else "without noise"
-        told = f"The descriptor, {size} numbers {noisy}"
+        told = f"The descriptor, {size} numbers {'with' if self.guarantee else 'without'} noise"
         if not self.share:
             told, origin["described by"] = f"{size} zeros in place of a descriptor", "nothing: it is the same for all"
         sent = (

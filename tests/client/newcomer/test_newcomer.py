@@ -18,11 +18,12 @@ from hyperbloom.common.encoders import version_of
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError, WireError
 from hyperbloom.common.files.export import read_model
 from hyperbloom.common.layout import Layout, Weights
-from hyperbloom.common.models import ModelSpec, build, full_layout
+from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, backbone_shape, build, full_layout
 from hyperbloom.common.newcomers import model_of
 from hyperbloom.common.tasks import TaskSpec
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.pack import pack
+from tests.common.models.backbones import VOCABULARY, text_folder
 
 from .offers import CLASSES, DIGITS, DIM, SHAPE, expected, newcomer, offer
 
@@ -91,6 +92,18 @@ def test_what_does_not_fit_is_told_to_the_user_alone(
     assert one.describe(replace(offer(), **change)) is DECLINED  # type: ignore[arg-type]
     assert isinstance(one.failure, kind) and text in str(one.failure)
     assert Ledger(tmp_path / "state").read() == []
+
+
+@pytest.mark.parametrize("wrong", [VOCABULARY, 1.5])
+def test_rows_that_are_no_tokens_are_told_before_anything_is_spent(wrong: float, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[2.0, wrong, 0.0]], np.float32))
+    data = DataSpec(str(tmp_path / "x.npy"), backbone=str(text_folder(tmp_path / "bert")))
+    spec = ModelSpec(BACKBONE, "S", (3,), CLASSES, "head", data.backbone)
+    what = {"model": BACKBONE, "adapt": "head", "input_shape": (3,), "backbones": (backbone_digest(spec),)}
+    one = newcomer(tmp_path, data)
+    assert one.describe(replace(offer(shape=backbone_shape(spec)), **what)) == DECLINED  # type: ignore[arg-type]
+    assert f"expected tokens, whole numbers from 0 to {VOCABULARY - 1}; found {wrong}" in str(one.failure)
+    assert one.ledger.read() == []
 
 
 def test_a_promise_that_the_encoder_cannot_keep_is_not_made(tmp_path: Path) -> None:
