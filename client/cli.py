@@ -38,9 +38,9 @@ _FLAGS = [
         Flag("--device", "auto, cpu, cuda, cuda:1, mps", default="auto"),
         Flag("--threads", "CPU threads for training", type=click.IntRange(1), show_default="all it may use"),
         Flag("--low-memory", "page examples in from the disk", is_flag=True),
-        Flag("--fetch-backbone", "first fetch --backbone FOLDER from the server, if it lets", is_flag=True),
+        Flag("--fetch-backbone", "first fetch --backbone FOLDER from the server, if it hands it out", is_flag=True),
         shared.SIZE,
-        Flag("--state-dir", "identity and personal classifier live here", type=FOLDER),
+        Flag("--state-dir", "folder of what the client keeps: identity, key, personal parts", type=FOLDER),
         Flag("--stay", "wait for the next run when one is over", is_flag=True),
         shared.VERBOSE,
         WEB,
@@ -49,10 +49,10 @@ _FLAGS = [
     *section(
         "What leaves this machine",
         Flag("--disclose-class-shares", "tell the shares of the classes, if a strategy asks for them", is_flag=True),
-        Flag("--disclose-moments", "tell means and deviations: of numbers to learn, unscaled columns", is_flag=True),
-        Flag("--moments-noise", "with noise of so many standard errors", type=float, show_default="none"),
+        Flag("--disclose-moments", "tell mean and deviation of regression targets and unscaled columns", is_flag=True),
+        Flag("--moments-noise", "tell these with noise of so many standard errors", type=float, show_default="none"),
         Flag("--disclose-counts", "send the counts behind each score, for figures over all clients", is_flag=True),
-        Flag("--disclose-gain", "tell the server what it gains this client over training alone", is_flag=True),
+        Flag("--disclose-gain", "tell the server what the run gains this client over training alone", is_flag=True),
         Flag(
             "--min-noise",
             "train only in runs where changes leave this machine with Gaussian noise of at least so many times the "

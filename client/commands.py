@@ -15,7 +15,7 @@ from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command
 from hyperbloom.common.program.names import default_state_dir
 
 _STATE = Flag("--state-dir", "where the client keeps its state", type=FOLDER, show_default="per user")
-_WEB = "serve this client's own page for browsers there, without a host on loopback; 0 takes a free port"
+_WEB = "serve this client's own page at this address, without HOST on loopback; port 0 takes a free one"
 WEB = Flag("--web", _WEB, metavar="[HOST:]PORT")
 _MOST_IN_REPORT = 100
 _MODEL_OUT = Flag("--out", "folder for the model", required=True, type=FOLDER)

@@ -26,8 +26,8 @@ CONNECTION = section(
     Flag("--insecure", _PLAIN, count=True, show_default=False),
     Flag("--root-certificates", "CA of the server's certificate", type=FILE, show_default="the system's"),
     Flag("--key", "this client's private key (flower-client keygen)", type=FILE, show_default="the one enrolled"),
-    Flag("--token", "enrol with what the server printed, once; or as $HYPERBLOOM_TOKEN", envvar="HYPERBLOOM_TOKEN"),
-    Flag("--stock-superlink", "the server is Flower's own SuperLink: signatures do not name it", is_flag=True),
+    Flag("--token", "the server's token, for the first start; or as $HYPERBLOOM_TOKEN", envvar="HYPERBLOOM_TOKEN"),
+    Flag("--stock-superlink", "the server is Flower's own SuperLink; signatures do not name the server", is_flag=True),
     Flag("--http", "the server is Flower's own SuperLink of 1.40 or later, over HTTP", is_flag=True),
 )
 SIZE = Flag("--size", "size of model that this machine can run", type=click.Choice(["S", "M", "L"]), default="M")

@@ -45,7 +45,7 @@ class ClientSettings:
     root_certificates: Path | None = None
     max_changes: int | None = None  # most changes over all runs; None: 1,000 with min_noise or min_masked, else any
     max_scores: int | None = None  # most scores over all runs; None: 0 with min_noise or min_masked, else any
-    disclose_moments: bool = False  # mean and deviation of the numbers to learn, and of columns without a scale
+    disclose_moments: bool = False  # mean and deviation of regression targets, and of columns without a scale
     moments_noise: float | None = None  # noise on them, in units of their standard errors
     disclose_counts: bool = False  # counts of answers, and of scores in bins, of an evaluation
     disclose_gain: bool = False  # what the federation gains this client over training alone

@@ -111,14 +111,14 @@ class PrivacyConfig(Section):
     """Differential privacy of what training sends (docs/privacy.md)."""
 
     where: Literal["none", "client", "server"] = Field(
-        "none", description="where noise is added: none; on each client; averages only: on the server"
+        "none", description="where noise is added: none, client, or server (averages only)"
     )
     clip: Rate = Field(1.0, description="norm to which each client's change is clipped")
     noise: Annotated[float, Field(ge=1e-6, le=1e6)] = Field(
         1.0, description="standard deviation of the noise in each coordinate, in units of clip"
     )
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="delta of the guarantee that is reported")
-    largest_change: Rate = Field(8.0, description="secure_aggregation: clients clip a larger change of a weight")
+    largest_change: Rate = Field(8.0, description="secure_aggregation: clients cut a weight's change off at this")
 
 
 class RunConfig(Section):
@@ -161,7 +161,7 @@ class RunConfig(Section):
     join_timeout_s: Annotated[float, Field(gt=0, le=1e9)] = Field(600.0, description="seconds to wait for clients")
     round_timeout_s: Rate = Field(300.0, description="seconds after which an exchange goes on without missing replies")
     min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="fraction of the cohort that must have answered by then, or the round is dropped"
+        0.0, description="fraction of the cohort that must answer by then, or the round is dropped"
     )
     examples_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         100.0, description="averages: most examples that a client counts for, in units of the cohort's median"

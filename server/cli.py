@@ -75,7 +75,7 @@ _SUPERLINK = (
     "use the SuperLink whose HTTP API is there (flower-superlink --isolation process), and its nodes; its CA is "
     "ca.pem in --certs"
 )
-_METRICS = "serve Prometheus metrics over HTTP there, without a host on loopback; 0 takes a free port"
+_METRICS = "serve Prometheus metrics at this address, without HOST on loopback; port 0 takes a free one"
 _FLAGS = [
     *_RUN,
     *section(
@@ -275,9 +275,9 @@ def advise(ctx: click.Context, /, run: Path | None, **flags: Any) -> None:
 
     Clients join as for any run, and tell what they disclose: sizes, class shares, whether they have networks of their
     own. They train alone (local), then one model for all (fedavg), then a model for each (pfedhn), or what --strategy
-    and --baselines name. Each trains twenty times and is scored ten times, unless --rounds and --eval-every say
-    otherwise: the defaults below are those of a run. The advice goes into RUN/advice.json and the report. Of a
-    finished run with baselines, `advise RUN` gives it at once.
+    and --baselines name. Each client trains twenty times and is scored ten times, unless --rounds and --eval-every
+    say otherwise: the defaults below are those of a run. The advice goes into RUN/advice.json and the report. For a
+    finished run with baselines, `advise RUN` gives the advice at once.
     """
     if run and given(ctx) - {"own_code"} != {"run"}:
         raise ConfigError("expected either the folder of a finished run or the flags of a new one, found both")

@@ -5,7 +5,7 @@ import click
 from hyperbloom.common.program.commands import FOLDER, Flag, section
 
 ENGINES = click.Choice(["grpc", "inline"])
-HOST = Flag("--host", "address that clients connect to", show_default="with --insecure 127.0.0.1, else all: 0.0.0.0")
+HOST = Flag("--host", "address to listen on", show_default="with --insecure 127.0.0.1, else all: 0.0.0.0")
 PORT = Flag("--port", "Fleet port; 0 takes a free one", default=9092)
 CERTS = Flag("--certs", "folder of certificates and keys", type=FOLDER, show_default="$HYPERBLOOM_CERTS, else certs")
 _PLAIN = "plain text, and clients without keys: on loopback; given twice, on any address"
@@ -13,7 +13,7 @@ INSECURE = Flag("--insecure", _PLAIN, count=True, show_default=False)
 LISTENING = section("Where to listen", HOST, PORT, CERTS, INSECURE)
 OWN_CODE = Flag("--own-code", "import what the run folder names as package.module:name", is_flag=True)
 
-WEB = "serve the live page for browsers there, without a host on loopback; 0 takes a free port"
+WEB = "serve the live page at this address, without HOST on loopback; port 0 takes a free one"
 _TRACK = "tell a tracker: mlflow[:URI], wandb[:PROJECT], tensorboard[:DIR], a plug-in; may be repeated"
 TRACK = Flag("--track", _TRACK, multiple=True, metavar="NAME[:WHERE]")
 

@@ -1,6 +1,6 @@
 """A client's introduction, which includes as much of its own model as the server asks for and the user allows.
 
-A user may disclose moments: of the numbers to learn, and of a table's numbers without a scale. With noise Z the mean of
+A user may disclose moments: of regression targets, and of a table's numbers without a scale. With noise Z the mean of
 n values with deviation s is told with an error of Z s / sqrt(n), Z standard errors, the logarithm of the deviation
 with one of Z / sqrt(2 n), and n itself with one of Z sqrt(n). Noise is drawn once for the same moments and kept: the
 mean of many draws would tell them. New ones count as a change (`Releases`).

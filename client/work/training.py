@@ -79,7 +79,7 @@ def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, se
     if diverged:
         task, how = client.train_data.task, "scale the inputs, or lower local.learning_rate"
         if task.standardises and not task.spec.std:
-            how += ", or set target_moments (or --disclose-moments) for the numbers to learn"
+            how += ", or set target_moments (or --disclose-moments) for the targets"
         if not hidden:
             raise HyperbloomError(f"training diverged (loss {loss}); {how}", reason=Reason.DIVERGED)
         log.warning("training diverged, and the server is not told: it sees no change from this client; %s", how)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DIR = Flag("--dir folder", "folder of the certificates", type=FOLDER, show_default="$HYPERBLOOM_CERTS, else certs")
 _NAMES = "a name or address of the server, beside localhost and this machine's name; may be repeated"
 _HOSTS = Flag("--host hosts", _NAMES, multiple=True, metavar="NAME_OR_IP")
-_DAYS = Flag("--days", "days that the certificate holds", type=click.IntRange(1, 36_500), default=365)
+_DAYS = Flag("--days", "days that the certificate is valid", type=click.IntRange(1, 36_500), default=365)
 _FORCE = Flag("--force", "replace the CA that is there", is_flag=True)
 _NAME = click.Argument(["name"], help="the client's --client-id")
 
@@ -70,7 +70,7 @@ def _files(folder: Path | None) -> "Certificates":
     "add",
     _NAME,
     CERTS,
-    Flag("--public-key", "what flower-client keygen printed", type=FILE, required=True),
+    Flag("--public-key", "the .pub file that flower-client keygen wrote", type=FILE, required=True),
     Flag("--replace", "in place of the key that it has", is_flag=True),
 )
 def _add(name: str, certs: Path | None, public_key: Path, replace: bool) -> None:
@@ -87,8 +87,8 @@ def _add(name: str, certs: Path | None, public_key: Path, replace: bool) -> None
     "invite",
     click.Argument(["name"], required=False, help="the client's --client-id; any without it"),
     CERTS,
-    PORT,
-    Flag("--expires", "how long the token is good: 30m, 2h, 7d", default="1h", metavar="TIME"),
+    Flag("--port", "the server's Fleet port", default=9092),
+    Flag("--expires", "how long the token is valid: 30m, 2h, 7d", default="1h", metavar="TIME"),
     Flag("--uses", "without NAME: how many clients may use it", type=click.IntRange(1), default=1),
 )
 def _invite(name: str | None, certs: Path | None, port: int, expires: str, uses: int) -> None:

@@ -177,7 +177,7 @@ def compare(
     "tune",
     Flag("--over", "values to try: local.learning_rate=0.005,0.02; may be repeated", multiple=True, metavar="KEY=A,B"),
     Flag("--config", "YAML file of a run", type=FILE),
-    Flag("--rounds", "of the last two settings; default: the run's", type=int),
+    Flag("--rounds", "rounds of the last two settings; default: the run's", type=int),
     Flag("--seeds", "how many, from the run's seed on; the mean counts", type=click.IntRange(1), default=1),
     set_flag("set a key of the run or an option of its strategy"),
     *SERIES,
@@ -188,7 +188,7 @@ def tune(config: Path | None, assignments: tuple[str, ...], out: Path | None, **
     """Find the settings that are best on validation examples.
 
     Successive halving: all combinations of --over are tried for a few rounds, the better half anew for twice as many,
-    until two have run all rounds; the usual grid is of local rates and steps. OUT/tuned.yaml is the best run, for
+    until two have run all rounds. Without --over, local rates and steps are tried. OUT/tuned.yaml is the best run, for
     `flower-server --config`. Call it again with the same --out to go on. All clients run on this machine.
     """
     from hyperbloom.common.config import make_run_config, parse_assignment, read_yaml

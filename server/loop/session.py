@@ -179,7 +179,7 @@ class Session:
         setting = self.federation.admission.setting
         if setting is not None and setting.task.standardises and not self.roster.moments:
             self._tell(
-                "the numbers to learn stay in their own units, in which training may diverge: set target_moments, or "
+                "the regression targets stay in their own units, in which training may diverge: set target_moments, or "
                 "let clients with ten examples or more pass --disclose-moments"
             )
 
