@@ -205,8 +205,8 @@ def _check_open(config: "RunConfig", machines: "Machines") -> None:
     for key, example in (("input_shape", "[3,32,32]"), ("num_classes", "10")):
         if getattr(config, key) is None:
             raise ConfigError(
-                f"--host {machines.host}: expected {key} of the run, or the first client to come would decide it for "
-                f"all; say it such as --set {key}={example}"
+                f"--host {machines.host}: expected {key} of the run, such as --set {key}={example}; "
+                "without it the first client to come would decide it for all"
             )
 
 

@@ -45,7 +45,7 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
         if module.load_state_dict(tensors, strict=False).unexpected_keys or set(own_tensors(module)) - set(tensors):
             raise RuntimeError
     except RuntimeError:
-        raise ModelError(f"{spec.name}: is another network now than that which {run_id} trained") from None
+        raise ModelError(f"{spec.name}: is no longer the network that {run_id} trained") from None
     half = len(scored.moments) // 2
     task = TaskSpec(scored.task, scored.moments[:half], scored.moments[half:])
     origin = {

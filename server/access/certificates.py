@@ -155,7 +155,7 @@ def check_files(files: Certificates) -> list[str]:
             mend = f"flower-server certs renew --dir {shlex.quote(str(certificate.parent))}"
             raise ConfigError(f"{path} has expired on {one.not_valid_after_utc:%Y-%m-%d}; make a new one ({mend})")
         if one.not_valid_before_utc > _now():
-            raise ConfigError(f"{path} holds from {one.not_valid_before_utc:%Y-%m-%d} on; is the clock right?")
+            raise ConfigError(f"{path} is valid from {one.not_valid_before_utc:%Y-%m-%d} on; is the clock right?")
     return names(shown)
 
 

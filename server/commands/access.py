@@ -87,7 +87,7 @@ def _add(name: str, certs: Path | None, public_key: Path, replace: bool) -> None
     "invite",
     click.Argument(["name"], required=False, help="the client's --client-id; any without it"),
     CERTS,
-    Flag("--port", "the server's Fleet port", default=9092),
+    Flag("--port", "the server's Fleet port", type=click.IntRange(1, 65_535), default=9092),
     Flag("--expires", "how long the token is valid: 30m, 2h, 7d", default="1h", metavar="TIME"),
     Flag("--uses", "without NAME: how many clients may use it", type=click.IntRange(1), default=1),
 )

@@ -136,8 +136,8 @@ def _task(address: str, ca: bytes | None) -> Iterator[Attached]:
         start = client.PullTaskInput(flower.runtime.PullTaskInputRequest())
         if start.run.run_id != run_id:
             raise given_up(
-                f"the SuperLink handed out run {start.run.run_id}, which somebody else has started, and which failed "
-                "by this; start this one again, then that one"
+                f"the SuperLink handed out run {start.run.run_id}, which somebody else has started. "
+                "It has failed now: start your own run again, then that one"
             )
         flower.TaskIdentity.task_id, flower.TaskIdentity.run_id = start.task_id, run_id
         flower.TaskIdentity.node_id = start.context.node_id

@@ -76,8 +76,8 @@ class LiveGrid:
         if self._largest + limits.MOST_WORDS > most:
             found, allowed = (round(size / 2**20) for size in (self._largest, most))
             raise ConfigError(
-                f"an order has {found} MiB, of {allowed} MiB that a message may have; let it have more by "
-                f"{limits.LARGEST_VARIABLE}, up to 2047"
+                f"an order has {found} MiB, and a message may have {allowed} MiB; set {limits.LARGEST_VARIABLE} "
+                "to more, up to 2047"
             )
         with flower.objects.no_object_id_recompute():
             for message in outgoing:

@@ -788,7 +788,7 @@ def test_beyond_loopback_the_first_client_decides_nothing(
     key: str, other: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main([*GRPC, *OPEN[:4], "--set", other, "--run-dir", str(tmp_path / "run")]) == 2
-    assert f"--host 0.0.0.0: expected {key} of the run, or the first client" in capsys.readouterr().err
+    assert f"--host 0.0.0.0: expected {key} of the run, such as --set {key}=" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

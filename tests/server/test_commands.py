@@ -141,6 +141,7 @@ def test_the_printed_line_has_a_token_of_the_name_and_the_time(home: Path, capsy
     ]
     assert main(["clients", "invite", "ward-8"]) == 2
     assert "ward-8 has a key already: a token is of no use to it" in capsys.readouterr().err
+    assert main(["clients", "invite", "ward-9", "--port", "0"]) == 2, "no client can dial port 0"
     assert main(["clients", "revoke", "wrad-7"]) == 2
     assert [each.until for each in invitations.all()] == until, "a name that nobody has takes nothing back"
     capsys.readouterr()

@@ -214,7 +214,7 @@ def test_a_network_that_has_changed_since_its_training_is_not_written(now: str, 
     facts = {"model": "mlp", "size": "M", "input_shape": (1, 8, 8), "num_classes": 10, "round": 1, "private": "all"}
     known = {"task": "classification", "moments": (), "metrics": {}, "total": 1}
     ClientState(tmp_path).save_scored("run", tensors, Scored.model_validate(facts | known))
-    with pytest.raises(ModelError, match="mlp: is another network now than that which run trained"):
+    with pytest.raises(ModelError, match="mlp: is no longer the network that run trained"):
         write_own_model(settings, "run", tmp_path / "model")
 
 

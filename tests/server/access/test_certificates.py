@@ -157,7 +157,7 @@ def test_an_expired_certificate_is_refused_before_a_start(files: Certificates) -
     assert "EXPIRED until" in describe(files.folder)[1]
 
 
-@pytest.mark.parametrize(("days", "wrong"), [(4000, "has expired on"), (-2, "holds from .* on; is the clock right")])
+@pytest.mark.parametrize(("days", "wrong"), [(4000, "has expired on"), (-2, "is valid from .* on; is the clock right")])
 def test_clocks_and_the_cas_certificate_count_too(
     files: Certificates, monkeypatch: pytest.MonkeyPatch, days: int, wrong: str
 ) -> None:

@@ -252,7 +252,7 @@ def test_what_nobody_waits_for_is_forgotten(slow: Slow) -> None:
 def test_an_order_that_the_network_does_not_take_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYPERBLOOM_MESSAGE_MIB", "3")
     order = Message(content(2 * 2**20 + 1), 7, "train")
-    with pytest.raises(ConfigError, match=r"an order has 2 MiB, of 3 MiB that a message may have.*HYPERBLOOM_MESSAGE"):
+    with pytest.raises(ConfigError, match=r"an order has 2 MiB, and a message may have 3 MiB.*HYPERBLOOM_MESSAGE"):
         LiveGrid(Desk(content())).push_messages([order])
 
 
