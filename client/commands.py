@@ -122,7 +122,7 @@ def _schema(table: Path, out: Path | None, **columns: Any) -> None:
     few = ", ".join(name for name, them in words.items() if {*them} - {"0", "1"} and all(map(is_number, them)))
     print(f"{out}: {len(proposed.columns)} columns, {proposed.width} inputs")
     if few:
-        print(f"taken as words, for they have few numbers: {few}; make such a column a number if others may have more")
+        print(f"read as categories: {few}; make such a column a number if other sites may have more values")
 
 
 @command(
