@@ -10,8 +10,6 @@ is not run again, and a run that was killed goes on from its last checkpoint.
     python -m benchmarks.pays --data-dir DIR --rounds 40 --seeds 0 --sets heart digits
     python -m benchmarks.pays --table                              # what there is, as Markdown
 
-Runs of an earlier default are marked (`earlier`, a dagger in the table), and are run anew.
-
 Two figures decide: the mean gain over the better of `local` and `fedavg` (the better one by mean test accuracy, which
 favours it), over all sets and for the default on each, with an interval over sites; and the share of sites that lose
 more than a point against training alone, where the site keeps the model that it chose by validation, and where it takes
@@ -92,12 +90,6 @@ def key(line: Line) -> tuple[Any, ...]:
     return line["set"], line["rounds"], line["strategy"], line["seed"]
 
 
-def current(lines: Iterable[Line]) -> list[Line]:
-    """Return the runs that count: those of an earlier default (`earlier`) only where they were not run anew."""
-    found = {key(line): line for line in sorted(lines, key=lambda line: not line.get("earlier"))}
-    return list(found.values())
-
-
 def of_sites(gains: Sequence[Any], name: str) -> np.ndarray:
     """Return the gains on a set, `(seeds, sites)`, as one of each site: its mean, if it is the same with every seed."""
     found = np.array(gains)
@@ -168,7 +160,7 @@ def _accuracies(lines: Sequence[Line], sets: Iterable[str], rounds: int) -> list
         seeds = set.intersection(*({line["seed"] for line in runs} for runs in there or [[]]))
         if seeds:
             gain = _gain(over_better([line for runs in here.values() for line in runs], DEFAULT))
-            means = [_mean(runs, seeds) + _mark(runs, here[DEFAULT]) + _age(runs) for runs in here.values()]
+            means = [_mean(runs, seeds) + _mark(runs, here[DEFAULT]) for runs in here.values()]
             parts.append(table_row([name, str(len(seeds)), *means, gain, _chosen(here[DEFAULT])]))
     return parts
 
@@ -180,11 +172,6 @@ def _mark(runs: Sequence[Line], default: Sequence[Line]) -> str:
         return ""
     _, low, high = interval([found])
     return " ▲" if low > 0 else " ▼" if high < 0 else ""
-
-
-def _age(runs: Sequence[Line]) -> str:
-    """Return a dagger if some of these runs had an earlier default."""
-    return " †" if any(line.get("earlier") for line in runs) else ""
 
 
 def _lead_over(lines: Sequence[Line], strategy: str, sets: Iterable[str]) -> str:
@@ -268,14 +255,12 @@ def sentence(lines: Sequence[Line]) -> str:
         f"With {BUDGETS[1]} rounds it is {_deciding(longer, DEFAULT, SETS)[0]} points ahead of the better of the two,\n"
         f"and its mean lead is {_rivals(longer)}.\n"
     )
-    older = "Some of its runs had an earlier default, which the page below marks.\n"
     return (
         f"With defaults and {BUDGETS[0]} rounds, `{DEFAULT}` is {gain} points ahead of the better of `local` and\n"
         f"`fedavg`: the mean over {sets} federations, with a 95 % interval for the sites of these only.\n"
         f"Its mean lead there is {rivals}.\n"
         f"{later if longer else ''}"
         "Where an interval contains 0, no difference can be seen.\n"
-        f"{older if any(line.get('earlier') for line in lines if line['strategy'] == DEFAULT) else ''}"
         "Its defaults were chosen on their validation examples; the options of the others were not searched.\n"
         "With the model that each site chose on its validation examples,\n"
         f"{lost} of {sites} sites are more than a point behind training alone (a site counts once for each seed).\n"
@@ -305,18 +290,18 @@ def main(words: Sequence[str] | None = None) -> None:
         names = [name for name in ALL if name.startswith(tuple(args.sets))]
         wanted = [(n, r, s, seed) for r in args.rounds for seed in args.seeds for n in names for s in args.strategies]
         for name, rounds, strategy, seed in wanted:
-            if (name, rounds, strategy, seed) not in {key(x) for x in read(args.results) if not x.get("earlier")}:
+            if (name, rounds, strategy, seed) not in {key(x) for x in read(args.results)}:
                 line = measure(args, name, rounds, strategy, seed)
                 with args.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
-    lines = current(read(args.results))
+    lines = read(args.results)
     print(table(lines), table(lines, UNSEEN), sep="\n")
 
 
 TABLES = {
-    "sets": lambda: table(current(read(RESULTS))),
-    "unseen": lambda: table(current(read(RESULTS)), UNSEEN),
-    "sentence": lambda: sentence(current(read(RESULTS))),
+    "sets": lambda: table(read(RESULTS)),
+    "unseen": lambda: table(read(RESULTS), UNSEEN),
+    "sentence": lambda: sentence(read(RESULTS)),
 }
 
 if __name__ == "__main__":

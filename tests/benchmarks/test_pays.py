@@ -124,27 +124,6 @@ def test_a_row_has_the_seeds_that_the_default_and_both_baselines_have() -> None:
     assert "| digits, two codes | 2 | 15.0 | 15.0 |  |  | 20.0 (1 of 2) |  |  | 15.8 |  |" in pays.table(lines)
 
 
-def test_runs_of_an_earlier_default_have_a_dagger_until_they_are_run_anew(tmp_path: Path) -> None:
-    lines = [line(name, [50.0, 60.0], seed) for name in ("local", "fedavg") for seed in (1, 2)]
-    lines += [line("pfedhn", [70.0, 80.0], 1), line("pfedhn", [0.0, 0.0], 2) | {"earlier": True}]
-    assert "| 37.5 † |" in pays.table(pays.current(lines))
-    for order in ([*lines, line("pfedhn", [60.0, 70.0], 2)], [line("pfedhn", [60.0, 70.0], 2), *lines]):
-        assert "| 70.0 |" in pays.table(pays.current(order)) and "†" not in pays.table(pays.current(order))
-
-    results, words = tmp_path / "pays.jsonl", ["--rounds", "1", "--seeds", "0", "--sets", "heart"]
-    old = {
-        "set": "heart disease, hospitals",
-        "rounds": 1,
-        "strategy": "fedavg",
-        "seed": 0,
-        "test": [1.0],
-        "earlier": True,
-    }
-    results.write_text(json.dumps(old) + "\n", encoding="utf-8")
-    pays.main(["--work", str(tmp_path), "--results", str(results), *words, "--strategies", "fedavg"])
-    assert [x["test"] == [1.0] for x in read(results)] == [True, False]
-
-
 def test_owners_and_features_of_the_files_that_are_made(tmp_path: Path) -> None:
     head = "airline_sentiment,name,text\n"
     (tmp_path / "airline_tweets.csv").write_text(head + "neutral,ann,a late late flight\nnegative,bob,late\n")
@@ -224,7 +203,7 @@ def test_a_run_is_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_the_page_says_on_how_many_sets_the_default_is_ahead() -> None:
     page = Path("docs/federations.md").read_text(encoding="utf-8")
-    lines = pays.current(read(pays.RESULTS))
+    lines = read(pays.RESULTS)
     ahead, behind = [], []
     for name in pays_sets.SETS:
         found = pays.over_better([line for line in lines if (line["set"], line["rounds"]) == (name, 40)], pays.DEFAULT)
@@ -232,5 +211,6 @@ def test_the_page_says_on_how_many_sets_the_default_is_ahead() -> None:
         bounds = ttest_1samp(found, 0).confidence_interval()
         ahead += [name] if float(bounds.low) > 0 else []
         behind += [name] if float(bounds.high) < 0 else []
-    said = f"on {len(ahead)} of {len(pays_sets.SETS)} data sets and behind on {len(behind)} of them"
+    names = " and ".join(name.split(",")[0] for name in behind)
+    said = f"on {len(ahead)} of {len(pays_sets.SETS)} data sets. It is behind on {names},"
     assert said in page.replace("\n", " ")
