@@ -140,8 +140,9 @@ class Newcomer:
             for name, value in models.full_layout(spec).views(self.weights).items():
                 module.get_parameter(name).copy_(value)
         settle_norms(module, Examples(self._inputs, torch.zeros(len(self._inputs), dtype=torch.int64)))
-        about = self.sources.class_names(offer), self.sources.scaling(offer), self._card(offer, module)
-        return write_model(folder, module, spec, *about, offer.task, self.sources.schema)
+        names, scaling = self.sources.class_names(offer), self.sources.scaling(offer)
+        card = self._card(offer, module)
+        return write_model(folder, module, spec, names, scaling, card, offer.task, self.sources.schema)
 
     def _spec(self, offer: Offer) -> models.ModelSpec:
         about = (offer.input_shape, offer.num_classes, offer.adapt)

@@ -193,7 +193,8 @@ class OnDemandService:
         self._visited = now
         present = {node.node_id for node in self.grid.get_nodes()}
         silent = {letter.node for letter in self.post.open(Offer) if now - letter.sent >= TTL_S}
-        newcomers, self._met = sorted(present - (self._met - silent)), present
+        newcomers = sorted(present - (self._met - silent))
+        self._met = present
         self.post.keep(lambda letter: letter.node in present and now - letter.sent < TTL_S)
         self._send([(node, self.maker.offer) for node in newcomers])
 
