@@ -36,7 +36,7 @@ _TOLD = {
     "moments": "how many numbers it has to learn and in columns without a scale, their means and deviations",
 }
 _NUMBERED = "The server does not know the names of the outputs; they are numbered as the client numbers them."
-_SUM_ALONE = "What training made of the weights, with all that went with it, was masked: the server saw the sum alone."
+_SUM_ALONE = "The result of each training was masked: the server saw the sum over clients alone."
 
 
 class Export:
