@@ -23,7 +23,7 @@ from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, Mo
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.layout import Weights
 from hyperbloom.common.metrics import scale_of, title_of
-from hyperbloom.common.models.pretrained import check_tokens
+from hyperbloom.common.models.pretrained import check_tokens, vocabulary
 from hyperbloom.common.newcomers import model_of
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.tasks import make_task
@@ -99,7 +99,7 @@ class Newcomer:
         self.share = dict(zip(offer.sizes, offer.shares, strict=False)).get(self.size, 1.0)
         log.info("before anything is sent: %s", offer.expected)
         inputs = self.sources.inputs(offer)
-        check_tokens(models.blank(self._spec(offer)), inputs)
+        check_tokens("--backbone", vocabulary(models.blank(self._spec(offer))), inputs)
         descriptor = self._encoded(offer, inputs) if self.share else torch.zeros(offer.dim)
         self._offer, self._inputs = offer, inputs
         self._sent = Description(self.size, offer.encoder_version, Weights(descriptor_layout(offer.dim), descriptor))

@@ -19,7 +19,7 @@ from hyperbloom.common.data.schema import Schema, difference, load_schema, read_
 from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, build, check_outputs
-from hyperbloom.common.models.pretrained import check_tokens
+from hyperbloom.common.models.pretrained import check_tokens, vocabulary
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy.keys import read_fingerprints, read_private_key
@@ -74,7 +74,8 @@ class Client:
         if settings.data.backbone is not None:
             self.pretrained = ModelSpec(BACKBONE, *about, backbone=settings.data.backbone)
             self.backbone = backbone_digest(self.pretrained)
-            check_tokens(build(self.pretrained), *(part.inputs for part in (data.train, data.val, data.test)))
+            known = vocabulary(build(self.pretrained))
+            check_tokens("--backbone", known, *(part.inputs for part in (data.train, data.val, data.test)))
         self.own: ModelSpec | None = None
         if settings.model is not None:
             self.own = ModelSpec(settings.model, *about).resolved(self.task)

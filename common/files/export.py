@@ -40,7 +40,7 @@ from hyperbloom.common.files.storage import write_bytes, write_tensors
 from hyperbloom.common.models import ModelSpec, build, full_layout, merged, model_names
 from hyperbloom.common.models.adapt import write_adapter
 from hyperbloom.common.models.generated import Generated
-from hyperbloom.common.models.pretrained import Transformer
+from hyperbloom.common.models.pretrained import check_tokens, vocabulary
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
 
 OPSET = 18
@@ -65,6 +65,7 @@ class ModelFile(Section):
     moments: tuple[float, ...] = ()
     preprocessing: Scaling
     made_by: str
+    tokens: int = Field(0, ge=0, description="how many tokens the network knows; 0 if it takes other inputs")
     table: Schema | None = Field(None, description="what the columns of a table mean")
 
     @property
@@ -126,6 +127,7 @@ def write_model(
         moments=(*task.mean, *task.std),
         preprocessing=scaling,
         made_by=f"hyperbloom {__version__}",
+        tokens=vocabulary(module),
         table=schema,
     )
     with beside(folder) as draft:
@@ -177,7 +179,7 @@ def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
     own = described.model not in model_names()
     network = _onnx_session(folder, described.model) if own else _network(folder, described.spec)
     shape = described.learned.output_shape(described.num_classes, described.input_shape)
-    return described, _checked(network, folder, shape)
+    return described, _checked(network, folder, shape, described.tokens)
 
 
 def _network(folder: Path, spec: ModelSpec) -> Callable[[Tensor], Tensor]:
@@ -194,10 +196,13 @@ def _network(folder: Path, spec: ModelSpec) -> Callable[[Tensor], Tensor]:
     return torch.no_grad()(module)
 
 
-def _checked(network: Callable[[Tensor], Tensor], folder: Path, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+def _checked(
+    network: Callable[[Tensor], Tensor], folder: Path, shape: tuple[int, ...], tokens: int
+) -> Callable[[Tensor], Tensor]:
     """Return the network of a folder from elsewhere: it may fail, or return something else."""
 
     def logits(inputs: Tensor) -> Tensor:
+        check_tokens("--model", tokens, inputs)
         try:
             found = network(inputs)
         except Exception as error:
@@ -280,7 +285,7 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Mo
     onnx.save(path)
     network = _onnx_session(path.parent, path.name)
     rows = [each.num_embeddings for each in module.modules() if isinstance(each, nn.Embedding)]
-    known = module.vocabulary if isinstance(module, Transformer) else min(rows, default=0)
+    known = vocabulary(module) or min(rows, default=0)
     for batch in (1, 3):
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randn(batch, *shape, generator=generator)

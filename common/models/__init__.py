@@ -18,7 +18,7 @@ from hyperbloom.common.models.cnn import MLP, LeNet
 from hyperbloom.common.models.factory import WHAT, build_from_factory, build_from_plugin
 from hyperbloom.common.models.generated import FORM, Generated
 from hyperbloom.common.models.parts import features, last_layer, represent
-from hyperbloom.common.models.pretrained import Transformer, head_of, load_backbone
+from hyperbloom.common.models.pretrained import head_of, load_backbone, vocabulary
 from hyperbloom.common.models.residual import ARCHITECTURES, ResidualCNN
 from hyperbloom.common.models.unet import UNet
 from hyperbloom.common.program.plugins import find_plugin, plugins
@@ -187,7 +187,7 @@ def backbone_shape(spec: ModelSpec) -> tuple[int, ...]:
     """Return the shape of the features of one input; ModelError for one vector of each token, as of a GPT-2."""
     module, shape = _backbone(spec, build)[0], backbone_features(spec, torch.zeros(1, *spec.input_shape)).shape[1:]
     # A batch is as long as its longest text, so such features have no one shape.
-    if isinstance(module, Transformer) and module.vocabulary and len(shape) > 1:
+    if vocabulary(module) and len(shape) > 1:
         raise ModelError("--backbone: expected a last layer that reads one vector of a text, found one of each token")
     return tuple(shape)
 

@@ -53,11 +53,6 @@ class Transformer(nn.Module):
             tokens, there = tokens[:, :length], there[:, :length]
         return self.network(input_ids=tokens, attention_mask=there.long()).logits
 
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens there are; 0 for images."""
-        return 0 if self.padding is None else int(self.network.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-
 
 def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Return the network of a folder or of a user's function, checked with a batch of zeros.
@@ -119,12 +114,17 @@ def usual_shape(where: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def check_tokens(module: nn.Module, *inputs: Tensor) -> None:
-    """Raise a ModelError if inputs `(N, T)` of a network for texts are not numbers of tokens in its vocabulary."""
-    known = module.vocabulary if isinstance(module, Transformer) else 0
+def vocabulary(module: nn.Module) -> int:
+    """Return how many tokens a network for texts knows; 0 for other networks."""
+    for_texts = isinstance(module, Transformer) and module.padding is not None
+    return int(module.network.get_input_embeddings().num_embeddings) if for_texts else 0  # type: ignore[union-attr, operator]
+
+
+def check_tokens(flag: str, known: int, *inputs: Tensor) -> None:
+    """Raise a ModelError if inputs `(N, T)` of a network that knows so many tokens are other numbers; 0 takes all."""
     for part in inputs if known else ():
         if len(wrong := part[(part != part.floor()) | (part < 0) | (part >= known)]):
-            raise ModelError(f"--backbone: expected tokens, whole numbers from 0 to {known - 1}; found {wrong[0]:g}")
+            raise ModelError(f"{flag}: expected tokens, whole numbers from 0 to {known - 1}; found {wrong[0]:g}")
 
 
 def head_of(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.errors import ModelError
-from hyperbloom.common.files.export import Card, write_model
+from hyperbloom.common.files.export import Card, read_model, write_model
 from hyperbloom.common.models import (
     BACKBONE,
     ModelSpec,
@@ -27,7 +27,7 @@ from hyperbloom.common.models import (
     head_layout,
     merged,
 )
-from hyperbloom.common.models.pretrained import check_tokens
+from hyperbloom.common.models.pretrained import check_tokens, vocabulary
 from tests.slow import quick
 
 from .backbones import LENGTH, VOCABULARY, gpt_folder, image_folder, text_folder, timm_folder, torchvision_folder
@@ -199,6 +199,21 @@ def test_peft_loads_an_exported_adapter(
     assert torch.allclose(program(inputs), expected, atol=1e-5)
 
 
+@pytest.mark.skipif(Version(torch.__version__) < Version("2.7"), reason="torch 2.6 does not trace transformers 5")
+@pytest.mark.skipif(find_spec("onnxruntime") is None, reason="a backbone runs there")
+def test_an_exported_model_of_texts_answers_for_tokens_alone(
+    folders: dict[str, tuple[Path, tuple[int, ...]]], tmp_path: Path
+) -> None:
+    where, shape = folders["text"]
+    module = build(spec(where, shape)).eval()
+    write_model(tmp_path / "m", module, spec(where, shape), ("a", "b", "c"), Scaling(1.0), Card("A model", {}, ()))
+    answer = read_model(tmp_path / "m")[1]
+    assert torch.allclose(answer(texts()), module(texts()), atol=1e-5)
+    for strange in (texts() / 255, texts() + 30):  # bytes that were scaled as pixels are; another tokenizer
+        with pytest.raises(ModelError, match="--model: expected tokens, whole numbers from 0 to 29; found "):
+            answer(strange)
+
+
 def test_a_pickle_is_refused_with_the_command_that_converts_it(
     folders: dict[str, tuple[Path, tuple[int, ...]]], tmp_path: Path
 ) -> None:
@@ -239,7 +254,7 @@ def test_inputs_that_do_not_fit_are_told(folders: dict[str, tuple[Path, tuple[in
     with pytest.raises(ModelError, match=r"fails on inputs of shape \(1, 9, 9\)"):
         build(spec(folders["image"][0], (1, 9, 9)))
     network, sound = build(spec(folders["text"][0], (LENGTH,))), torch.tensor([[0.0, 29.0]])
-    check_tokens(network, sound)
+    check_tokens("--backbone", vocabulary(network), sound)
     for wrong in (30, -1, 1.5):  # the last two from a table of numbers
         with pytest.raises(ModelError, match=f"expected tokens, whole numbers from 0 to 29; found {wrong}"):
-            check_tokens(network, sound, torch.tensor([[3.0, wrong]]))
+            check_tokens("--backbone", vocabulary(network), sound, torch.tensor([[3.0, wrong]]))
