@@ -34,6 +34,7 @@ MOST_AT_ONCE = 1000
 """Clients asked at a time, even with small networks, because each message takes some kilobytes."""
 
 ReturnT = TypeVar("ReturnT")
+ClientT = TypeVar("ClientT")
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ class Director:
             outcome.quarantined[client.client_id] = until
 
 
-def slices(clients: Sequence[Client], size: int) -> Iterator[Sequence[Client]]:
+def slices(clients: Sequence[ClientT], size: int) -> Iterator[Sequence[ClientT]]:
     """Yield groups of clients that fit into memory if each client gets `size` numbers of its own."""
     at_once = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, 4 * size)))
     for start in range(0, len(clients), at_once):

@@ -19,6 +19,7 @@ from hyperbloom.common.newcomers import expect, says
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed, Notice, Order
 from hyperbloom.common.wire.pack import FAILED, shown, unpack_answer
+from hyperbloom.server.loop.exchange import slices
 from hyperbloom.server.loop.post import Failure, Grid, Pause, Post
 from hyperbloom.server.runs.trained import Trained
 from hyperbloom.strategies.algorithm import Algorithm
@@ -34,8 +35,6 @@ FEWEST = 3
 """Fewest clients for an estimate of usual distances."""
 SAMPLE = 1000
 """Most clients whose nearest distances are computed; all of ten thousand would take 800 MB."""
-BYTES_AT_ONCE = 64 * 2**20
-"""Bytes of weights generated at a time."""
 
 
 def check_on_demand(strategy: Algorithm) -> None:
@@ -218,9 +217,7 @@ class OnDemandService:
         for size in sorted({description.size for _, description in described}):
             waiting = [(node, description) for node, description in described if description.size == size]
             layout = self.maker.layouts[size]
-            at_once = max(1, BYTES_AT_ONCE // (4 * layout.numel))
-            for start in range(0, len(waiting), at_once):
-                some = waiting[start : start + at_once]
+            for some in slices(waiting, layout.numel):
                 descriptors = [description.weights.values for _, description in some]
                 rows, unlike = self.maker.write(descriptors, size), self.maker.unlike(descriptors)
                 nodes = [node for node, _ in some]

@@ -26,7 +26,7 @@ from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed, Notice
 from hyperbloom.common.wire.pack import pack, unpack
 from hyperbloom.server.cli import main
-from hyperbloom.server.loop import post
+from hyperbloom.server.loop import exchange, post
 from hyperbloom.server.newcomers import on_demand
 from hyperbloom.server.newcomers.on_demand import ModelMaker, OnDemandService, check_on_demand
 from hyperbloom.server.runs.trained import Trained, read_trained
@@ -254,7 +254,7 @@ def test_clients_that_never_train_are_no_measure(tmp_path: Path) -> None:
 def test_little_memory_takes_more_passes_with_the_same_result(
     run: Path, trained: Trained, counter: OnDemandService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_demand, "BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(exchange, "BYTES_AT_ONCE", 1)
     visitors = {node: Visitor(torch.full((3,), float(node))) for node in range(2, 5)}
     counter.grid.nodes.update(visitors)  # type: ignore[attr-defined]
     passes: list[int] = []
