@@ -33,13 +33,6 @@ def label_kind(labels: AnyArray) -> LabelKind:
     return "multilabel" if labels.ndim == 2 and _are_binary(labels) else "regression"
 
 
-def count_outputs(labels: AnyArray, kind: LabelKind) -> int:
-    """Return the least number of outputs of a network for labels: classes, labels or numbers."""
-    if kind in ("classification", "segmentation"):
-        return 1 + int(labels.max(initial=0))
-    return labels.shape[1] if labels.ndim == 2 else 1
-
-
 def as_labels(stored: AnyArray, name: str) -> AnyArray:
     """Check a user's labels and return them as `label_kind` takes them.
 

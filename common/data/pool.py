@@ -15,7 +15,7 @@ import torch
 
 from hyperbloom.common.data.draws import IntArray
 from hyperbloom.common.data.examples import Examples
-from hyperbloom.common.data.labels import LabelKind, count_outputs, label_kind, strata_of
+from hyperbloom.common.data.labels import LabelKind, label_kind, strata_of
 from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.schema import Schema
 
@@ -136,8 +136,11 @@ class Pool:
 
     @property
     def least_outputs(self) -> int:
-        """The least number of outputs of a network for these labels."""
-        return count_outputs(self._labels, self.kind)
+        """The least number of outputs of a network for these labels: classes, labels or numbers."""
+        labels = self._labels
+        if self.kind in ("classification", "segmentation"):
+            return 1 + int(labels.max(initial=0))
+        return labels.shape[1] if labels.ndim == 2 else 1
 
     @property
     def _labels(self) -> AnyArray:
