@@ -25,6 +25,11 @@ class Scale:
     most: float = math.inf
 
     @property
+    def sign(self) -> int:
+        """1 if more is better, else -1."""
+        return 1 if self.rises else -1
+
+    @property
     def factor(self) -> float:
         """What a value of the metric is multiplied with in files and on screens."""
         return 100.0 if self.percent else 1.0

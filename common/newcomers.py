@@ -51,7 +51,7 @@ def expect(val: Sequence[Sequence[float]], test: Sequence[Sequence[float]], trai
     if not values.size:
         return Expectation(trained, 0, 1.0 if trained >= ENOUGH else HALF)
     values, found = scale.factor * values, np.array(val).mean(1)
-    best, count = int(np.argmax(found if scale.rises else -found)), values.shape[1]
+    best, count = int(np.argmax(scale.sign * found)), values.shape[1]
     chosen = values[best]
     _, *bounds = mean_and_interval(chosen) if count > 1 else (0.0, chosen[0], chosen[0])
     least = 0.0 if scale.percent or not scale.rises else -np.inf  # over two clients it may reach beyond any value

@@ -253,4 +253,4 @@ def rank_of(results: Iterable[EvaluateResult], metric: str) -> float | None:
     """
     values = [value for result in results if (value := result.val.value(metric)) is not None]
     scale = scale_of(metric)
-    return (scale.factor if scale.rises else -scale.factor) * fmean(values) if values else None
+    return scale.sign * scale.factor * fmean(values) if values else None

@@ -155,7 +155,7 @@ def _trained(client: Client, order: CompareOrder, network: Loaded, rounds: int, 
 def _rank(score: SplitScore, metric: str) -> tuple[float, float]:
     """Return what is larger for better scores: by the selecting metric, and the loss where that is equal."""
     value = score.value(metric)
-    signed = -math.inf if value is None else value if scale_of(metric).rises else -value
+    signed = -math.inf if value is None else scale_of(metric).sign * value
     return signed, -score.loss if math.isfinite(score.loss) else -math.inf
 
 
@@ -166,9 +166,9 @@ def _gain(trials: Mapping[str, _Trial], test: Examples, metric: str) -> Gain | N
     if "alone" not in trials or len(values) < len(found) or len(_units(test)) < 2:
         return None
     chosen = _choose(trials, metric)
-    sign = 1 if scale_of(metric).rises else -1
+    gained = scale_of(metric).sign * (values[chosen] - values["alone"])
     bounds = (0.0, 0.0) if chosen == "alone" else _bounds(trials[chosen], trials["alone"], test, metric)
-    return Gain(chosen, sign * (values[chosen] - values["alone"]), *bounds, tuple(values), tuple(values.values()))
+    return Gain(chosen, gained, *bounds, tuple(values), tuple(values.values()))
 
 
 def _choose(trials: Mapping[str, _Trial], metric: str) -> str:
@@ -206,7 +206,7 @@ def _units(data: Examples) -> list[np.ndarray]:
 
 def _bounds(mine: _Trial, alone: _Trial, data: Examples, metric: str) -> tuple[float, float]:
     """Return the 95 % interval of what a model gains over training alone on test examples."""
-    sign, labels, task = (1 if scale_of(metric).rises else -1), data.labels.cpu(), data.task
+    sign, labels, task = scale_of(metric).sign, data.labels.cpu(), data.task
     both, units = [(each.answers[1], each.outputs) for each in (mine, alone)], _units(data)
     of_counts, counts = task.metrics[metric].counted, list[Tensor]()
     if of_counts and labels.ndim == 3:  # masks have too many pixels to count them in each resample

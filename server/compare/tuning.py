@@ -99,11 +99,11 @@ def tune(
 
 
 def _shown(score: float, metric: str) -> str:
-    return "inf" if score == WORST else scale_of(metric).cell(score if scale_of(metric).rises else -score, 2)
+    return "inf" if score == WORST else scale_of(metric).cell(scale_of(metric).sign * score, 2)
 
 
 def _score(cell: Cell) -> float:
     """Return a cell's selecting metric on validation examples at the selected round, negative for errors."""
     chosen = read_summary(cell.folder).get(cell.config.strategy) if cell.finished else None
     mean = chosen.metrics.get("val_mean") if chosen else None
-    return WORST if chosen is None or mean is None else mean * (1 if scale_of(chosen.metric).rises else -1)
+    return WORST if chosen is None or mean is None else mean * scale_of(chosen.metric).sign

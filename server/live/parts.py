@@ -76,11 +76,10 @@ def _curve(courses: Sequence[Board], name: str) -> Markup:
 
 def _in_order(course: Board, gains: Mapping[str, float]) -> list[tuple[str, Standing]]:
     """Return the clients: those in trouble first, then those that lose most, then those served worst of the others."""
-    sign = 1 if course.scale.rises else -1
 
     def key(entry: tuple[str, Standing]) -> tuple[bool, bool, float, str]:
         name, client = entry
-        value = gains.get(name, sign * (client.accuracy or 0.0))
+        value = gains.get(name, course.scale.sign * (client.accuracy or 0.0))
         return client.well or not client.left_out, name not in gains, value, name
 
     return sorted(course.clients.items(), key=key)

@@ -22,7 +22,7 @@ def check_gain(gain: Gain, metric: str) -> None:
     scale, test = scale_of(metric), dict(zip(gain.models, gain.test, strict=True))
     most, near = 1.0 if scale.percent else LARGEST_LOSS, 1e-5 * max(1.0, abs(gain.value))  # it computes in float32
     near += gain.high - gain.low  # a bootstrap of few examples may leave out the value itself
-    value = (test[gain.chosen] - test["alone"]) * (1 if scale.rises else -1)
+    value = (test[gain.chosen] - test["alone"]) * scale.sign
     within = gain.low - near <= gain.value <= gain.high + near
     if max(map(abs, (gain.low, gain.high, *gain.test))) > most or not within or not math.isclose(gain.value, value):
         raise WireError(f"gain: expected a difference of two values of {metric} up to {most:g}, found {gain}")

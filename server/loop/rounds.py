@@ -204,7 +204,7 @@ def _better(best: Selection | None, number: int, evaluation: Evaluated | None) -
         return best
     metric = evaluation.names[0]
     scale = scale_of(metric)
-    rank = evaluation.rank or (0, metrics["val_mean"] if scale.rises else -metrics["val_mean"])
+    rank = evaluation.rank or (0, scale.sign * metrics["val_mean"])
     values = {name: result.test.value(metric) for name, result in evaluation.scores.items()}
     shown = {name: scale.factor * value for name, value in values.items() if value is not None}
     if best is not None:  # one that reached less than half of the clients of the other says little beside it

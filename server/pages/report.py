@@ -46,7 +46,7 @@ def _page(run: RunData) -> bytes:
     members = sorted(run.members.clients, key=lambda member: by_number(member.name))
     rivals = [course for course in run.courses[1:] if course.metrics]
     scale = main.scale
-    sign, of = (1 if scale.rises else -1), main.accuracy
+    sign, of = scale.sign, main.accuracy
     rival = max(rivals, key=lambda course: sign * course.metrics["test_mean"], default=None)
     gains = sorted(run.gains.items(), key=lambda pair: by_number(pair[0]))
     of_rival = rival.accuracy if rival else {}

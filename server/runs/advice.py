@@ -71,7 +71,7 @@ def advise(
         raise ConfigError("expected two strategies (--baselines) that scored two clients, and one for their networks")
     table = {name: np.array([each[client] for client in clients]) for name, each in scores.items()}
     means = {name: float(values.mean()) for name, values in table.items()}
-    better = 1 if scale.rises else -1
+    better = scale.sign
     best = max(fits, key=lambda name: better * means[name])
     tied = [name for name in fits if name == best or mean_and_interval(better * (table[best] - table[name]))[1] <= 0]
     take = next((name for name in SIMPLEST if name in tied), best)

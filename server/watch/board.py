@@ -110,10 +110,9 @@ class Board:
 
     def gains_over(self, other: "Board") -> dict[str, float]:
         """Return what each client gains over another strategy, by its last values of the metric, in their unit."""
-        sign = 1 if self.scale.rises else -1
         both = self.clients, other.clients
         mine, theirs = ({n: one.accuracy for n, one in each.items() if one.accuracy is not None} for each in both)
-        return {name: sign * (value - theirs[name]) for name, value in mine.items() if name in theirs}
+        return {name: self.scale.sign * (value - theirs[name]) for name, value in mine.items() if name in theirs}
 
     @property
     def metric(self) -> str:
