@@ -209,11 +209,7 @@ def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfi
 
 
 def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> RunConfig:
-    """Return the run with a file's values and overrides, as in `load_run_config`; `where` names the file in errors.
-
-    Raises:
-        ConfigError: a key is unknown, of the wrong type, out of range or impossible.
-    """
+    """Return the run with a file's values and overrides, as `load_run_config` does; errors name the file `where`."""
     result: dict[str, Any] = copy.deepcopy(dict(values))
     for key, value in copy.deepcopy(dict(overrides)).items():
         known = key.split(".")[0] in RunConfig.model_fields

@@ -75,11 +75,7 @@ class Weights:
         return self.values if wanted == self.layout else wanted.flatten(self.layout.views(self.values))
 
     def check(self, expected: Layout, dtype: torch.dtype) -> None:
-        """Check names, order, shapes, dtype and finiteness.
-
-        Raises:
-            WireError: a tensor differs. The message names the first one.
-        """
+        """Check names, order, shapes, dtype and finiteness; WireError that names the first tensor that differs."""
         here, there = dict(self.layout.shapes), dict(expected.shapes)
         for name in there:
             if name not in here:

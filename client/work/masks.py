@@ -229,11 +229,7 @@ class SecureRound:
                 self._held[place] = of_secret, of_key
 
     def mask(self, order: wire.MaskedOrder, result: TrainResult, examples: int) -> wire.MaskedResult:
-        """Return the masked change of the weights, weighted by examples.
-
-        Raises:
-            WireError: the parts of the sum do not fit the trained tensors.
-        """
+        """Return the change, weighted and masked; WireError if the parts of the sum do not fit the trained tensors."""
         assert result.weights is not None and order.weights is not None, "`expect` has refused other orders"
         layout = result.weights.layout
         sent = order.weights.part(layout)

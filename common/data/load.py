@@ -152,11 +152,7 @@ def source_under(spec: DataSpec, schema: str) -> DataSource:
 
 
 def load_client_data(spec: DataSpec) -> ClientData:
-    """Read the examples of one client onto the CPU, in the same order in every call.
-
-    Raises:
-        DataError: The data cannot be found, read or dealt as described, or the client has no examples.
-    """
+    """Read one client's examples onto the CPU, as `DataSource.client` does; DataError also if there are no data."""
     return data_source(spec).client(spec.partition)
 
 

@@ -87,11 +87,7 @@ def _channels_first(images: AnyArray, name: str) -> AnyArray:
 
 
 def check_parts(parts: Sequence[Portion], names: Sequence[str]) -> None:
-    """Check that inputs and labels have the same shape and stored type in training, validation and test.
-
-    Raises:
-        DataError: A part differs from the first one.
-    """
+    """Raise a DataError unless inputs and labels of all parts have the shape and the stored type of the first one."""
     nothing = np.arange(0)
     first, labels = parts[0].blocks[0][nothing], parts[0].labels
     for part, name in zip(parts, names, strict=True):

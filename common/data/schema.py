@@ -239,11 +239,7 @@ def propose_classes(table: Table, label: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], where: str) -> AnyArray:
-    """Return the labels in columns, as `label_kind` takes them: classes by their words, or numbers.
-
-    Raises:
-        DataError: A cell is no label.
-    """
+    """Return the labels in columns as `label_kind` takes them, classes or numbers; DataError if a cell is no label."""
     place = {plain(word): number for number, word in enumerate(classes)}
     for row, cell in enumerate(table[label[0]] if len(label) == 1 else ()):
         if cell not in place and (classes or cell in MISSING):

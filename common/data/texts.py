@@ -23,11 +23,7 @@ TOKENIZER = "tokenizer"
 
 
 def token_rows(texts: list[str], length: int, folder: str | None, where: str) -> AnyArray:
-    """Return float32 `(N, length)`: the numbers of tokens, cut at `length`, padded on the right.
-
-    Raises:
-        DataError: there is no tokenizer in `folder`.
-    """
+    """Return numbers of tokens, float32 `(N, length)`, cut or padded on the right; DataError without a tokenizer."""
     if folder is None:
         raise DataError(f"{where}: texts need --backbone FOLDER, a pretrained network with its tokenizer")
     found = _tokenizer(folder)

@@ -87,11 +87,7 @@ def init(folder: Path, hosts: Sequence[str], days: int = SERVER_DAYS, force: boo
 
 
 def renew(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
-    """Make a new server certificate and key from the same CA, for the old names and `hosts`.
-
-    Raises:
-        ConfigError: the CA or its key is missing.
-    """
+    """Make a server certificate and key of the same CA, for the old names and `hosts`; ConfigError without that CA."""
     files = Certificates(folder)
     if not files.ca.is_file() or not files.ca_key.is_file():
         raise ConfigError(

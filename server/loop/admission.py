@@ -62,11 +62,7 @@ class Admission:
         self._open = False
 
     def check(self, about: Introduction, roster: Roster) -> None:
-        """Refuse a client whose data or machine do not fit. The first one decides what the configuration leaves open.
-
-        Raises:
-            RefusedError: the client does not fit; the message says what was expected and what it has.
-        """
+        """Raise a RefusedError if a client does not fit. The first one decides what the configuration leaves open."""
         with _refusing():  # also where the state of `init_from` does not fit this client's data
             self._check(about, (other.about for other in roster if other.client_id != about.client_id))
 
