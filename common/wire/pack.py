@@ -87,13 +87,8 @@ def weigh(content: RecordDict) -> int:
     Flower's framing adds about 2 kB for an order and its answer (`benchmarks/wire_bytes.py`).
     """
     values = (value for record in content.config_records.values() for value in record.values())
-    return sum(_weight(value) for value in values)
-
-
-def _weight(value: object) -> int:
-    if isinstance(value, list):
-        return sum(_weight(item) for item in value)
-    return len(value) if isinstance(value, str | bytes) else 8
+    items = (item for value in values for item in (value if isinstance(value, list) else [value]))
+    return sum(len(item) if isinstance(item, str | bytes) else 8 for item in items)
 
 
 def _flat(message: Any, prefix: str) -> dict[str, Any]:
