@@ -72,7 +72,7 @@ def train_masked(client: Client, order: wire.MaskedOrder) -> wire.MaskedResult:
     """Train, and return the masked change."""
     with _current(client, order, order.scope.run_id, order.scope.round) as secure:
         alike = secure.expect(order)
-        client.releases.check_sum(f"{alike} or more that train the same weights", alike)
+        client.releases.check_sum(f"a sum in which only {max(1, alike)} may train the same weights", alike)
         return secure.mask(order, train(client, order), len(client.train_data))
 
 

@@ -385,7 +385,9 @@ def test_a_part_that_fewer_train_is_refused_before_it_trains(tmp_path: Path, mon
     order = masked_order(four, dealt)
     three = (pack_places((0, 1, 2), 4),)
     monkeypatch.setattr(training, "load", lambda *_: pytest.fail("it trains"))
-    with pytest.raises(HyperbloomError, match=r"\(--min-masked\), found 3 or more that train the same weights$"):
+    with pytest.raises(
+        HyperbloomError, match=r"\(--min-masked\), found a sum in which only 3 may train the same weights$"
+    ):
         worker.answer(change(order, owners=order.masking.owners[:-1] + three))
 
 
