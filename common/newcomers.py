@@ -16,7 +16,7 @@ from hyperbloom.common.metrics import scale_of, title_of
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of the written model that are tried: 0 is the model for all."""
 ENOUGH = 24
-"""Training clients from which the written model was level with the run's model for all, or ahead (docs/on-demand)."""
+"""Training clients from which newcomers were at most a point behind FedAvg's model (docs/on-demand)."""
 HALF = 0.5
 """The share with fewer of them, if nobody was held out: it was nowhere far behind either model."""
 
@@ -69,13 +69,15 @@ def model_of(share: float) -> str:
 def says(expected: Expectation, metric: str) -> str:
     """Return a sentence for people: what a newcomer gets, what it may expect, and why."""
     share, scale, trained = expected.share, scale_of(metric), expected.trained
-    few = f"{trained} clients train, and an encoder needs {ENOUGH} or so to learn how clients differ"
+    few = f"; with fewer than {ENOUGH} clients that train (here {trained}) fedavg may have a better model for newcomers"
+    few = few if trained < ENOUGH else ""
     if not expected.held_out:
-        why = few if trained < ENOUGH else f"{trained} clients are enough for an encoder"
-        return f"a newcomer gets {model_of(share)}, as {why}; how good it is is not known, as no client was held out"
+        text = (
+            f"a newcomer gets {model_of(share)}, as {trained} clients train; how good it is is not known, as no client"
+        )
+        return f"{text} was held out{few}"
     found = dict(zip(SHARES, (scale.show(mean) for mean in expected.test), strict=True))
     bounds = f" ({scale.cell(expected.low)} to {scale.cell(expected.high)})" if expected.held_out > 1 else ""
     others = " and ".join(f"{found[one]} with {model_of(one)}" for one in (0.0, 1.0) if one != share)
     text = f"a newcomer gets {model_of(share)}, and may expect a test {title_of(metric)} of {found[share]}{bounds}"
-    text = f"{text}, the mean over held-out clients (here {expected.held_out}), who have {others}"
-    return text if trained >= ENOUGH else f"{text}; {few}"
+    return f"{text}, the mean over held-out clients (here {expected.held_out}), who have {others}{few}"

@@ -18,7 +18,7 @@ from hyperbloom.client.work.sgd import Flat, train
 from hyperbloom.common.config import decay
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.gains import MIXTURES, MODELS, RESAMPLES, SURE, Gain, interval, sentence
+from hyperbloom.common.gains import MIXTURES, MODELS, RESAMPLES, SURE, Gain, interval, sentence, share_interval
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.metrics import scale_of, title_of
 from hyperbloom.common.wire.orders import REFINED, CompareOrder, CompareResult, SplitScore
@@ -222,6 +222,10 @@ def _bounds(mine: _Trial, alone: _Trial, data: Examples, metric: str) -> tuple[f
             values = [each.values.get(metric, math.nan) for each in found]
         return sign * (values[0] - values[1])
 
-    few = task.metrics[metric].scored is not None  # such metrics take milliseconds
-    low, high = interval(gained, len(units), RESAMPLES // (5 if few else 1))
+    if task.metrics[metric].mean and scale_of(metric).percent:
+        each = [gained(np.array([unit])) * len(rows) for unit, rows in enumerate(units)]
+        low, high = share_interval(np.array(each) * (len(units) / len(data)))  # so weighted, their mean is the gain
+    else:
+        few = task.metrics[metric].scored is not None  # such metrics take milliseconds
+        low, high = interval(gained, len(units), RESAMPLES // (5 if few else 1))
     return (low, high) if len(units) >= FEWEST else (min(low, 0.0), max(high, 0.0))

@@ -1,12 +1,15 @@
 """Intervals hold as often as they say, and sentences say what the numbers are."""
 
+import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
+from scipy.stats import multinomial
 
 from hyperbloom.common.errors import WireError
-from hyperbloom.common.gains import Gain, interval, of_all, sentence
+from hyperbloom.common.gains import Gain, interval, of_all, sentence, share_interval
 from hyperbloom.common.wire.orders import CompareResult, SplitScore
 from tests.slow import quick
 
@@ -21,6 +24,32 @@ def test_intervals_cover_the_truth_in_93_to_97_of_100_cases(count: int) -> None:
         low, high = interval(lambda rows, gains=gains: float(gains[rows].mean()), count, 250)
         covered += low <= 0.07 <= high
     assert 0.93 <= covered / 300 <= 0.97
+
+
+@pytest.mark.parametrize("count", [12, 20, 40])
+def test_intervals_of_accuracy_hold_the_truth_on_few_examples_that_two_models_answer_alike(count: int) -> None:
+    """The chance of each number of examples that one alone has right is exact; of a bootstrap it falls to 39 in 100."""
+    for first, second in [(0.15, 0.08), (0.10, 0.05), (0.06, 0.03), (0.04, 0.02), (0.2, 0.2), (0.3, 0.05)]:
+        covered = 0.0
+        for mine, other in product(range(count + 1), repeat=2):
+            if mine + other <= count:
+                low, high = share_interval(np.repeat([1.0, -1.0, 0.0], [mine, other, count - mine - other]))
+                chance = multinomial.pmf(
+                    [mine, other, count - mine - other], count, [first, second, 1 - first - second]
+                )
+                covered += chance * (low <= first - second <= high)
+        assert covered >= 0.94, (first, second)
+        assert covered <= 0.98 or count * (first + second) < 6, (first, second)
+
+
+def test_an_interval_of_accuracy_is_that_of_the_publication() -> None:
+    """By the counts of examples that one model alone has right."""
+    mine, other, count = 14, 4, 80
+    p, q = (mine + 1) / (count + 2), (other + 1) / (count + 2)
+    half = 1.959964 * math.sqrt((p + q - (p - q) ** 2) / (count + 2))
+    gains = np.repeat([1.0, -1.0, 0.0], [mine, other, count - mine - other])
+    assert share_interval(gains) == pytest.approx((p - q - half, p - q + half))
+    assert share_interval(np.ones(3)) == (pytest.approx(0.6 - 1.959964 * math.sqrt(0.64 / 5)), 1.0)
 
 
 def test_intervals_over_a_few_clients_are_wider_than_plain_percentiles() -> None:

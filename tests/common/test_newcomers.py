@@ -52,7 +52,7 @@ def test_the_sentence_says_which_model_what_to_expect_and_why(share: float, word
     test = (79.8, 80.1, 70.0, 60.0, 49.4)
     text = says(Expectation(6, 2, share, test, 61.5, 88.2), "accuracy")
     expected = f"a test accuracy of {test[SHARES.index(share)]:.1f} % (61.5 to 88.2)"
-    for each in [*words, expected, "(here 2)", f"6 clients train, and an encoder needs {ENOUGH}"]:
+    for each in [*words, expected, "(here 2)", f"; with fewer than {ENOUGH} clients that train (here 6) fedavg may"]:
         assert each in text
     alone = says(Expectation(ENOUGH, 1, share, test, 61.5, 61.5), "accuracy")
-    assert " to " not in alone and "needs" not in alone
+    assert " to " not in alone and "fewer" not in alone

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -269,7 +271,12 @@ def test_counts_of_single_masks_give_the_interval_of_all_pixels(metric: str, mon
         values = [task.measure(each[some], masks[some], 3, (metric,)).values[metric] for each in (right, wrong)]
         return values[0] - values[1]
 
-    assert counted == pytest.approx(comparison.interval(gained, 9, 50))
+    if metric == "accuracy":  # a mean of shares: by the published formula, with the images' shares of right pixels
+        gains = [gained(np.array([image])) for image in range(9)] + [1, -1]
+        half = NormalDist().inv_cdf(0.975) * math.sqrt(np.var(gains) / 11)
+        assert counted == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
+    else:
+        assert counted == pytest.approx(comparison.interval(gained, 9, 50))
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "auroc"])
@@ -291,12 +298,15 @@ def test_rows_of_a_group_count_as_one(metric: str) -> None:
     torch.testing.assert_close(*losses)
 
 
-@pytest.mark.parametrize(("count", "low"), [(2, 0.0), (5, 0.0), (6, 1.0)])
+@pytest.mark.parametrize(
+    ("count", "low"),
+    [(2, 0.5 - 1.959964 * math.sqrt(0.75 / 4)), (5, 0.0), (6, 0.75 - 1.959964 * math.sqrt(0.4375 / 8))],
+)
 def test_a_handful_of_examples_cannot_show_a_gain(count: int, low: float) -> None:
     data = Examples(torch.zeros(count, 1), torch.zeros(count, dtype=torch.long))
     right, wrong = (torch.eye(2)[[answer] * count] for answer in (0, 1))
     trials = [SimpleNamespace(answers=[None, answers], outputs=2) for answers in (right, wrong)]
-    assert comparison._bounds(*trials, data, "accuracy") == (low, 1.0)  # type: ignore[arg-type]
+    assert comparison._bounds(*trials, data, "accuracy") == pytest.approx((low, 1.0))  # type: ignore[arg-type]
 
 
 def test_a_training_alone_that_diverges_is_no_comparison(
