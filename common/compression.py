@@ -34,7 +34,6 @@ class Codec:
     """Converts a `(P,)` vector of float32 to bytes, as many as the layout determines, and back.
 
     Attributes:
-        name: the name in the configuration.
         int8: whether a value takes one byte, instead of the four of float32.
         share: share of the entries that are sent, or None for all.
     """

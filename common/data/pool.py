@@ -92,9 +92,7 @@ class Pool:
     Args:
         name: Name in errors.
         class_names: One name for each class, label or number.
-        scaling: Scaling from stored numbers to inputs.
         owner_names: One name for each of the portions' `owners`, such as hospitals; empty if there are none.
-        schema: What the columns of a table mean.
     """
 
     name: str

@@ -54,7 +54,6 @@ class FileBlock:
 
     Args:
         path: The file; its size has been checked.
-        count: Number of records.
         label: Bytes of each record before its pixels.
         shape: `(C, H, W)` of one image.
     """

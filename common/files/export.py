@@ -85,7 +85,6 @@ class Card:
     """The content of the model card beside the facts in `model.json`.
 
     Attributes:
-        title: title of the card.
         origin: facts about the origin of the model by name, such as accuracy.
         sent: sentences about what left the client's machine.
         privacy: sentences about the privacy guarantee; empty if there is none.

@@ -89,7 +89,6 @@ class GraphHypernetwork(nn.Module):
 
     Args:
         types: layer types to serve; `grow` adds more.
-        settings: settings of the shapes.
         seed: seed of the initial values; None gives zeros, for a copy that loads values next.
 
     Shape:

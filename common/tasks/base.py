@@ -46,11 +46,7 @@ class Measured:
 
 
 class Task(ABC):
-    """Base class of tasks. A task of one's own defines `metrics`, `check`, `losses`, `counts`, `show`.
-
-    Attributes:
-        spec: the description.
-    """
+    """Base class of tasks; `spec` describes it. One's own defines `metrics`, `check`, `losses`, `counts`, `show`."""
 
     metrics: ClassVar[Mapping[str, Metric]]
     """The metrics that exist. The first one selects the round unless the run says otherwise."""
@@ -88,11 +84,7 @@ class Task(ABC):
     ) -> Tensor:
         """Return the mean loss over the labels of a batch that are present.
 
-        Args:
-            outputs: of the network.
-            labels: of the examples.
-            weights: of labels, in the shape of `losses`.
-            share: `(B,)`, weights of the examples in the mean; None: all alike.
+        `weights` are of labels, in the shape of `losses`, and `share` `(B,)` of examples in the mean; None: all alike.
         """
         losses, present = self.losses(outputs, labels)
         counted = torch.ones_like(losses) if present is None else present.to(losses)

@@ -67,9 +67,7 @@ def grid_of(answers: Tensor, targets: Tensor) -> Tensor:
 def histogram_of(scores: Tensor, truth: Tensor) -> Tensor:
     """Return the number of negatives and positives in each bin of scores; float64 `(L, 2, BINS)`.
 
-    Args:
-        scores: `(N, L)`, from 0 to 1.
-        truth: `(N, L)`: 0, 1, or NaN where it is not known.
+    `scores` `(N, L)` are from 0 to 1, and `truth` `(N, L)` is 0, 1, or NaN where it is not known.
     """
     labels = scores.shape[1]
     place = torch.bucketize(scores.double().contiguous(), EDGES.to(scores.device), right=True)

@@ -65,7 +65,6 @@ class DescribeOrder(Order, message_type="train.describe", answer=DescribeResult)
     """Encode the training examples, without their labels.
 
     Attributes:
-        encoder: name of the encoder.
         dim: length of a descriptor.
         version: hash of the encoder's parameters, which are in `weights`.
         keep: whether a `BackpropOrder` follows.

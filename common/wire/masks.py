@@ -14,7 +14,6 @@ class KeysResult:
         cipher_key: for messages that other clients seal for this one.
         mask_key: for the masks that it shares with other clients.
         identity: public key of the signature, in DER.
-        signature: signature of the two keys.
     """
 
     cipher_key: bytes
@@ -52,10 +51,7 @@ class SharesResult:
 class SharesOrder(Order, message_type="train.shares", answer=SharesResult):
     """Deal shares of the round's secrets. Clients know each other only by their places in the lists of keys.
 
-    Attributes:
-        agreement: what all clients are told alike.
-        place: place of the client itself.
-        signatures: the clients' signatures of their keys.
+    `place` is that of the client itself, and `signatures` are the clients' signatures of their keys.
     """
 
     agreement: Agreement

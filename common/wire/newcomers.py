@@ -22,17 +22,13 @@ class Offer(Order, message_type="query.offer", answer=Description):
     """The server offers a node a model: the encoder, and a description of the models.
 
     Attributes:
-        run: name of the run folder.
         round: the selected round.
         clients: number of clients that trained.
         expected: a sentence on what a newcomer gets, what it may expect, and why.
         scaling: of stored numbers in training.
         weights: the encoder's parameters.
         scaling_known_by: a sentence on how the server knows the scaling.
-        task: what the models learned.
         metric: by which the run was selected.
-        adapt: which parameters of the model are adapted.
-        schema: what the columns of tables mean.
         backbones: digests of what is frozen in the models, one for each size.
         shares: for each size, the part of a model that is written from the descriptor; the rest is the model for all.
         meaning: digest of the names of the classes; None if they are only numbered.
