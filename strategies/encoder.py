@@ -23,7 +23,6 @@ class ServerEncoder:
     """All parameters of an encoder. Clients run it; the server never does.
 
     Args:
-        spec: its architecture.
         seed: of the run; decides the initial parameters.
         learning_rate: of Adam, whose steps do not depend on the scale of the last layer.
 

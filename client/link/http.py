@@ -36,9 +36,7 @@ class HttpError(grpc.RpcError):  # type: ignore[misc]
 class HttpChannel:
     """Carries the calls of a stub in HTTP requests over connections that stay open.
 
-    Args:
-        link: the SuperLink's address, and its CA.
-        patience: most seconds until bytes come or go, for calls without a limit of their own.
+    `patience` is the most seconds until bytes come or go, for calls without a limit of their own.
     """
 
     def __init__(self, link: Link, patience: float) -> None:

@@ -26,7 +26,6 @@ class Sources:
 
     Attributes:
         data: the examples with labels, or None if they have none. `inputs` scales them like those of the run.
-        schema: what the columns of a table mean.
         backbone: the pretrained network on this machine, if the user has named one.
     """
 

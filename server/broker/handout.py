@@ -14,11 +14,7 @@ TIMES = 3
 
 
 class Handout:
-    """A folder for clients that lack it.
-
-    Raises:
-        ConfigError: it is no folder, or has nothing to hand out.
-    """
+    """A folder for clients that lack it; ConfigError if it is no folder, or has nothing to hand out."""
 
     def __init__(self, folder: Path) -> None:
         files = sorted(folder.iterdir()) if folder.is_dir() else []

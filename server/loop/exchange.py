@@ -149,7 +149,6 @@ class Sent:
         dtype: of the weights that were sent; None if none were.
         values: `(P,)`, the sent weights in the order of `layout`, if they are kept.
         layout: how the returned vector is divided into tensors.
-        reply: what an order to train asks for.
     """
 
     client: Client

@@ -32,7 +32,6 @@ class Federation:
     """Follows nodes as they come, leave and answer, and maps them to the clients of the roster.
 
     Args:
-        grid: Flower's grid.
         roster: the known clients (empty for a fresh run).
         on_event: receives one line for each event of a client.
         watch: called while waiting for clients; raises if waiting has become pointless.

@@ -40,7 +40,6 @@ class Session:
 
     Attributes:
         watch: called while waiting for clients; raises if waiting has become pointless.
-        resume: the checkpoint to continue from, if any.
         device: where the server's networks live; auto: CUDA where there is one, else the CPU.
         selected_state: returns the server state of a strategy's selected round; None: nobody has kept it.
     """
