@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 from torch import Tensor
 
 from hyperbloom.common.config import FEWEST_CLIENTS, RunConfig
 from hyperbloom.common.errors import CohortError
 from hyperbloom.common.metrics import scale_of, title_of
+from hyperbloom.common.newcomers import Expectation, expect
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy.masks import threshold_of
 from hyperbloom.common.wire.orders import Scope
@@ -19,6 +21,7 @@ from hyperbloom.server.loop.listener import NOTHING_DONE, Listener, Progress, Ro
 from hyperbloom.server.loop.protection import Protection
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.exchange import Client, Exchanges, draw
+from hyperbloom.strategies.fedavg import FedAvg
 from hyperbloom.strategies.odpfl import ODPFL
 from hyperbloom.strategies.turn import Evaluation, Turn
 
@@ -184,10 +187,22 @@ def select(
         if isinstance(run.algorithm, ODPFL):
             asked = run.algorithm.expectation(run.turn(number), run.federation.idle)
             selection = replace(selection, newcomers=run.director.play(asked, Outcome()))
+        elif evaluation is not None:
+            selection = replace(selection, newcomers=_with_common(run, number, evaluation))
         state = run.algorithm.state() if state is None else state
         for listener in run.listeners:
             listener.selected(selection, state, run.federation.roster)
     return selection
+
+
+def _with_common(run: Run, number: int, evaluation: Evaluated) -> Expectation | None:
+    """Return what newcomers may expect of the model for all, if all clients are scored with it and some are novel."""
+    recipe, metric, scores = run.algorithm.recipe(number), evaluation.names[0], evaluation.scores
+    if not isinstance(run.algorithm, FedAvg) or recipe.private != "none" or recipe.refinement:
+        return None
+    pairs = [(scores[name].val.value(metric), scores[name].test.value(metric)) for name in sorted(evaluation.novel)]
+    told = np.array([pair for pair in pairs if None not in pair], float).T.tolist()
+    return expect(told[:1], told[1:], len(evaluation.of("val")), metric, run.config.strategy) if told else None
 
 
 def due(every: int | None, config: RunConfig, number: int) -> bool:

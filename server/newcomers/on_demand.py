@@ -10,18 +10,23 @@ from dataclasses import dataclass, field
 
 import torch
 from flwr.app import RecordDict
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hyperbloom.common.encoders import descriptor_layout
-from hyperbloom.common.errors import ConfigError, WireError
+from hyperbloom.common.errors import ConfigError, WireError, describe
 from hyperbloom.common.layout import Weights
-from hyperbloom.common.newcomers import expect, says
+from hyperbloom.common.newcomers import best_of, expect, says
 from hyperbloom.common.wire.newcomers import Delivery, Description, Offer
 from hyperbloom.common.wire.orders import Failed, Notice, Order
 from hyperbloom.common.wire.pack import FAILED, shown, unpack_answer
 from hyperbloom.server.loop.exchange import slices
 from hyperbloom.server.loop.post import Failure, Grid, Pause, Post
-from hyperbloom.server.runs.trained import Trained
+from hyperbloom.server.loop.session import baseline_config
+from hyperbloom.server.runs.checkpoint import DAMAGED
+from hyperbloom.server.runs.lines import phase_folder
+from hyperbloom.server.runs.recorded import read_summary
+from hyperbloom.server.runs.trained import Trained, restored
 from hyperbloom.strategies.algorithm import Algorithm
 from hyperbloom.strategies.odpfl import ODPFL
 
@@ -56,10 +61,14 @@ class ModelMaker:
         self.layouts = dict(strategy.setting.layouts)
         scaling, known_by = trained.scaling
         members = {c.about.size: c for c in trained.roster if not trained.config.is_novel(c.row)}
-        found = {size: strategy.common(client) for size, client in members.items()}
-        self._common = {size: weights.values for size, weights in found.items() if weights is not None}
         unknown = expect((), (), len(strategy.descriptors_of_trained()), strategy.metrics[0])
-        expected = trained.selection.newcomers or unknown  # earlier versions did not ask
+        own = trained.selection.newcomers or unknown  # earlier versions did not ask
+        baselines = trained.config.baselines
+        rivals = [each.newcomers for name, each in read_summary(trained.run).items() if name in baselines]
+        expected = best_of([own, *rivals], strategy.metrics[0]) or own
+        source = _baseline(trained, expected.of) if expected.of else strategy
+        found = {size: source.common(client) for size, client in members.items()}
+        self._common = {size: weights.values for size, weights in found.items() if weights is not None}
         self._share = expected.share
         self.offer = Offer(
             run=trained.run.resolve().name,
@@ -108,6 +117,15 @@ class ModelMaker:
         written = self._strategy.learner.write(torch.stack(list(descriptors)), size)
         common = self._common.get(size)
         return written if common is None else common.lerp(written, self._share)
+
+
+def _baseline(trained: Trained, name: str) -> Algorithm:
+    """Return a baseline of a run as it was in the round that validation selected; ConfigError if that is damaged."""
+    path = phase_folder(trained.run, trained.config, name) / "hypernetwork.safetensors"
+    try:
+        return restored(baseline_config(trained.config, name), load_file(path), trained.roster)
+    except DAMAGED as error:
+        raise ConfigError(f"{path}: expected the model for all of {name}: {describe(error)}") from None
 
 
 class _Familiar:

@@ -12,7 +12,7 @@ from hyperbloom.common.config import dump_run_config
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.gains import of_all
 from hyperbloom.common.metrics import axis_of, scale_of, title_of
-from hyperbloom.common.newcomers import says
+from hyperbloom.common.newcomers import best_of, says
 from hyperbloom.common.program.names import by_number
 from hyperbloom.server.pages.charts import Series, clients_in_order, lines, plane
 from hyperbloom.server.pages.embedding_map import flatten_by_pca, flatten_by_tsne, read_embeddings
@@ -42,7 +42,8 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def _page(run: RunData) -> bytes:
-    main, chosen = run.main, read_summary(run.folder).get(run.main.name)
+    main, results = run.main, read_summary(run.folder)
+    newcomers = best_of([each.newcomers for each in results.values()], run.main.metric)
     members = sorted(run.members.clients, key=lambda member: by_number(member.name))
     rivals = [course for course in run.courses[1:] if course.metrics]
     scale = main.scale
@@ -64,7 +65,7 @@ def _page(run: RunData) -> bytes:
         fold=len(gains) > BARS,
         of_all=of_all((gain for _, gain in run.gains.values()), main.metric) if run.gains else "",
         advice=read_json(run.folder / ADVICE, None),
-        newcomers=says(chosen.newcomers, chosen.metric) if chosen and chosen.newcomers else "",
+        newcomers=says(newcomers, main.metric) if newcomers else "",
         novel={member.name for member in members if run.config.is_novel(member.row)},
         gaps=[sign * (value - of_rival[name]) for name, value in of.items() if name in of_rival],
         left=sum(map(asked, main.rounds)) - main.trained,

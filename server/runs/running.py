@@ -12,7 +12,7 @@ from rich.console import Console
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import data_source
 from hyperbloom.common.errors import FULL, DiskError, HyperbloomError
-from hyperbloom.common.newcomers import says
+from hyperbloom.common.newcomers import best_of, says
 from hyperbloom.common.program.device import limit_threads, pick_device
 from hyperbloom.common.program.plain import listening_at
 from hyperbloom.server.grids.engine import open_grid
@@ -141,9 +141,9 @@ def run_federation(
         examples = {client.client_id: client.about.train_examples for client in session.roster}
         novel = {client.client_id for client in session.roster if config.is_novel(client.row)}
         print_results(console, results, examples, novel)
-        for chosen in results.values():
-            if chosen.newcomers is not None:
-                say(says(chosen.newcomers, chosen.metric))
+        metric = next(iter(results.values())).metric
+        if told := best_of([each.newcomers for each in results.values()], metric):
+            say(says(told, metric))
         for line in recorder.privacy_report():
             say(line)
         _write_report(folder, say)

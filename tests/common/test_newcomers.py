@@ -3,7 +3,7 @@
 import pytest
 from scipy.stats import sem, t
 
-from hyperbloom.common.newcomers import ENOUGH, SHARES, Expectation, expect, says
+from hyperbloom.common.newcomers import ENOUGH, SHARES, Expectation, best_of, expect, says
 
 
 def test_validation_chooses_and_test_examples_tell_what_to_expect() -> None:
@@ -38,6 +38,31 @@ def test_if_nobody_was_held_out_the_number_of_clients_decides(trained: int, shar
     assert "how good it is is not known, as no client was held out" in text
     assert "the model written from its descriptor" in text and ("50% the model for all" in text) == (share == 0.5)
     assert f"{trained} clients" in text
+
+
+@pytest.mark.parametrize(
+    ("metric", "own", "rival", "of"),
+    [
+        ("accuracy", 80.0, 81.0, "fedavg"),
+        ("accuracy", 80.0, 80.0, ""),  # of equally good ones the run's own
+        ("rmse", 2.0, 1.0, "fedavg"),
+        ("rmse", 1.0, 2.0, ""),
+        ("accuracy", None, 81.0, ""),  # an earlier version: nothing to compare with
+    ],
+)
+def test_a_baseline_must_be_better_on_validation_examples(
+    metric: str, own: float | None, rival: float, of: str
+) -> None:
+    mine = Expectation(6, 2, 0.5, (1.0,) * 5, 0, 1, own)
+    others = [
+        Expectation(6, 2, 0.0, (2.0,), 0, 1, rival, "fedavg"),
+        None,
+        Expectation(6, 2, 1.0, (1.0,) * 5, 0, 1, 99.0),
+    ]
+    best = best_of([mine, *others], metric)
+    assert best is not None and best.of == of and best.compared == (own is not None)
+    assert best_of([mine], metric) == mine, "no baseline"
+    assert best_of(others, metric) is None and best_of([], metric) is None, "no models on demand"
 
 
 @pytest.mark.parametrize(

@@ -648,7 +648,7 @@ def test_novel_clients_score_the_common_model_the_written_one_and_what_lies_betw
     clients.tamper = tamper
     run = made.loop()
     found = run.director.play(made.algorithm.expectation(run.turn(1), made.federation.idle), Outcome())
-    assert found == Expectation(3, 1, 0.5, (10.0, 20.0, 30.0, 40.0, 50.0), 30.0, 30.0)
+    assert found == Expectation(3, 1, 0.5, (10.0, 20.0, 30.0, 40.0, 50.0), 30.0, 30.0, 90.0)
     encoder, hypernetwork = in_one_program(made.algorithm)
     with torch.no_grad():
         written = [hypernetwork(encoder(clients.data[name][0])[None], "S")[0] for name in clients.names]

@@ -18,6 +18,7 @@ from hyperbloom.client.newcomer.newcomer import Newcomer
 from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common.data import DataSpec
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, descriptor_layout
+from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.files import export
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.newcomers import Expectation
@@ -29,6 +30,7 @@ from hyperbloom.server.cli import main
 from hyperbloom.server.loop import exchange, post
 from hyperbloom.server.newcomers import on_demand
 from hyperbloom.server.newcomers.on_demand import ModelMaker, OnDemandService, check_on_demand
+from hyperbloom.server.runs.recorded import read_summary
 from hyperbloom.server.runs.trained import Trained, read_trained
 from hyperbloom.strategies.odpfl import ODPFL
 from tests.common.models.backbones import image_folder
@@ -160,6 +162,41 @@ def test_a_run_that_does_not_know_what_to_expect_is_served_by_its_number_of_clie
     maker = ModelMaker(unknown)
     assert "gets a mixture, 50%" in maker.offer.expected and "4 clients train" in maker.offer.expected
     assert maker.offer.shares == (0.5, 0.5)
+
+
+def test_newcomers_get_the_model_for_all_of_a_baseline_if_validation_prefers_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hypernetwork hardly learns, and FedAvg's one model knows all digits."""
+    sets = ["encoder=private", "embedding_dim=3", "novel=25", "learning_rate=1e-7", "local.learning_rate=0.05"]
+    more = [word for option in sets for word in ("--set", option)]
+    short = ["--engine", "inline", "--clients", "8", "--cohort", "4", "--rounds", "8", "--eval-every", "4"]
+    assert main(["--strategy", "odpfl", "--baselines", "fedavg", *short, *more, "--run-dir", str(tmp_path)]) == 0
+    found = read_trained(tmp_path, check_on_demand)
+    of_average = read_summary(tmp_path)["fedavg"]
+    own, rival = found.selection.newcomers, of_average.newcomers
+    assert own is not None and rival is not None and own.val is not None and rival.val is not None
+    assert rival.test == (pytest.approx(of_average.metrics["novel_test_mean"]),) and rival.trained == 6
+    assert (rival.of, rival.share, own.of) == ("fedavg", 0.0, "") and rival.val > own.val
+    maker = ModelMaker(found)
+    assert maker.offer.shares == (0.0,)
+    assert maker.offer.expected.startswith(
+        "a newcomer gets the model for all of fedavg, and may expect a test accuracy"
+    )
+    assert "fewer than" not in maker.offer.expected, "it was compared"
+    average = load_file(tmp_path / "baselines/fedavg/hypernetwork.safetensors")
+    (written,) = maker.write([torch.ones(3)], "M")
+    assert torch.equal(written, maker.layouts["M"].flatten(average))
+    assert maker.offer.expected in capsys.readouterr().out
+    assert maker.offer.expected[1:] in (tmp_path / "report.html").read_text()
+
+    better = replace(own, val=rival.val + 1)
+    of_its_own = ModelMaker(replace(found, selection=replace(found.selection, newcomers=better)))
+    assert of_its_own.offer.shares == (own.share,) and "of fedavg" not in of_its_own.offer.expected
+    assert "fewer than" not in of_its_own.offer.expected
+    (tmp_path / "baselines/fedavg/hypernetwork.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="expected the model for all of fedavg: "):
+        ModelMaker(found)
 
 
 def test_a_size_that_nobody_trained_has_no_common_model(run: Path, trained: Trained) -> None:
