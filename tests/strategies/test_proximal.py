@@ -50,16 +50,16 @@ def test_linear_heads_take_the_implicit_step_towards_the_trained_weights(rate: f
     torch.testing.assert_close(head.detach(), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("at_once", [3, 2, 1])
+@pytest.mark.parametrize(("at_once", "limit"), [(3, 2), (2, 2), (1, 2), (3, 10)])
 @pytest.mark.parametrize("sizes", ["MMM", "MSM"])
 def test_a_cohort_follows_the_formula_over_several_rounds(
-    sizes: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+    sizes: str, at_once: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rate, momentum, decoupling per size and the trunk's limit, with gradients from autograd.
 
-    The weights of so many clients of size M fit into the memory at a time.
+    The weights of so many clients of size M fit into the memory at a time. A cohort below the limit has the whole sum.
     """
-    monkeypatch.setattr(learner, "TRUNK_LIMIT", 2)
+    monkeypatch.setattr(learner, "TRUNK_LIMIT", limit)
     monkeypatch.setattr(learner, "BYTES_AT_ONCE", at_once * 7 * 8)
     rate, embedding_rate, momentum, decay, count = 0.02, 0.3, 0.9, 0.1, 3
     torch.manual_seed(1)
@@ -80,7 +80,7 @@ def test_a_cohort_follows_the_formula_over_several_rounds(
         gradients = _sum_of_decoupled(made, cohort, named, rate / (1 - momentum))
         made.update(cohort, "proximal")
         for name, gradient in gradients.items():
-            scaled = gradient * (2 / count if name.startswith("trunk.") else 1) + decay * mine[name]
+            scaled = gradient * (min(limit / count, 1) if name.startswith("trunk.") else 1) + decay * mine[name]
             buffers[name] = momentum**count * buffers[name] + scaled if name in buffers else scaled
             base = embedding_rate if name == "embeddings" else rate
             mine[name] -= base * (1 - momentum**count) / (1 - momentum) * buffers[name]
