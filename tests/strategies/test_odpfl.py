@@ -467,12 +467,15 @@ def two_phase(folder: Path, **changes: Any) -> tuple[Inline, Clients]:
     return federation(folder, **({"rounds": 4, "options": options} | changes))
 
 
-def test_phase_one_has_a_round_however_much_is_tuned(tmp_path: Path, doubles: None) -> None:
-    made, _ = two_phase(tmp_path, rounds=2, options={"tune": 0.9})
-    made.train(1)
+@pytest.mark.parametrize(("rounds", "tune"), [(2, 0.9), (4, 0.1)])
+def test_each_phase_has_a_round_however_much_or_little_is_tuned(
+    tmp_path: Path, doubles: None, rounds: int, tune: float
+) -> None:
+    made, _ = two_phase(tmp_path, rounds=rounds, options={"tune": tune})
+    made.train(rounds - 1)
     assert orders(made) == {FitOrder: 3}
     made.grid.passed.clear()
-    made.train(2)
+    made.train(rounds)
     assert orders(made) == {DescribeOrder: 3, TrainOrder: 3}
 
 
