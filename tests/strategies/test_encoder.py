@@ -6,7 +6,7 @@ import torch
 from hyperbloom.common.encoders import EncoderSpec
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.layout import Layout, Weights
-from hyperbloom.strategies.encoder import ServerEncoder, without_outliers
+from hyperbloom.strategies.encoder import FEWEST, OUTLIER, ServerEncoder, without_outliers
 
 
 def encoder(seed: int = 0, dim: int = 3) -> ServerEncoder:
@@ -21,6 +21,14 @@ def test_one_far_descriptor_does_not_decide_the_calibration() -> None:
     assert float(found.std(0).max()) < 1.3 * float(honest.std(0).max())
     few = torch.cat([honest[:6], lie])
     assert torch.equal(without_outliers(few), few)
+
+
+def test_outliers_are_clamped_by_hand() -> None:
+    """Medians are 1 and 0, and the median distances from them 3 and 0; a tenth of their mean, 0.15, counts at least."""
+    one, other = [-3.0, -2.0, -1.0, 0.0, 2.0, 4.0, 6.0, 100.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 9.0]
+    assert len(one) == FEWEST
+    expected = torch.tensor([[*one[:-1], 1 + 3 * OUTLIER], [*other[:-1], 0.15 * OUTLIER]])
+    torch.testing.assert_close(without_outliers(torch.tensor([one, other]).T), expected.T)
 
 
 def test_each_change_of_the_encoder_has_a_version_and_refuses_replies_of_the_one_before() -> None:
