@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d
 
 from hyperbloom.common.encoders import (
     ENCODERS,
@@ -94,6 +95,36 @@ def test_deepset_for_images_has_the_target_networks_layers() -> None:
     assert (
         shapes["fc2.weight"] == (120, 400) and shapes["fc3.weight"] == (84, 120) and shapes["tail.weight"] == (25, 84)
     )
+
+
+@pytest.mark.parametrize("shape", [IMAGES, FEATURES], ids=str)
+def test_deepset_is_its_formula_sample_by_sample(shape: tuple[int, ...]) -> None:
+    """Pooling of images, products and sums written out; torch convolves one image at a time."""
+    encoder, inputs = made("deepset", shape), samples(3, shape)
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        layer = encoder.get_submodule(name)
+        return (layer.weight @ x + layer.bias).detach()
+
+    def convolved(name: str, maps: Tensor) -> Tensor:
+        layer = encoder.get_submodule(name)
+        found = conv2d(maps[None], layer.weight, layer.bias)[0].detach()
+        high, wide = (side // 2 for side in found.shape[1:])
+        squares = found[:, : 2 * high, : 2 * wide].reshape(len(found), high, 2, wide, 2)
+        return squares.amax((2, 4)).clamp(min=0)
+
+    pooled = []
+    first = [convolved("conv1", each) for each in inputs] if shape == IMAGES else list(inputs)
+    second = [convolved("conv2", each) for each in first] if shape == IMAGES else []
+    for name, maps in (("pool1", first), ("pool2", second)):
+        if maps:
+            rows = [linear(f"{name}.linear", each.flatten()).clamp(min=0) for each in maps]
+            half = len(rows[0]) // 2
+            pooled += [sum(rows)[:half] / 3, torch.stack(rows).max(0).values[half:]]
+    x = torch.cat(pooled)
+    for name in ("fc2", "fc3"):
+        x = linear(name, x).clamp(min=0)
+    torch.testing.assert_close(encoder(inputs).detach(), linear("tail", x), rtol=1e-9, atol=1e-12)
 
 
 def test_dss_layers_see_the_mean_of_all() -> None:
