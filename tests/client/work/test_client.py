@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.work import evaluation, methods
+from hyperbloom.client.work import evaluation, introduction, methods
 from hyperbloom.client.work.client import LOADED_CLIENTS, MOST_SCHEMAS, Client, client_for
 from hyperbloom.client.work.introduction import introduce
 from hyperbloom.common.data import DataSpec
@@ -208,6 +208,23 @@ def test_moments_are_told_with_the_same_noise_each_time(tmp_path: Path, monkeypa
     assert stat.S_IMODE((tmp_path / "b" / "moments.json").stat().st_mode) == 0o600
     for place in range(10):  # however much noise, it is a count of examples, or the server refuses the client
         assert 1 <= told(f"e{place}", disclose_moments=True, moments_noise=50.0)[0] <= len(ages)
+
+
+def test_noise_moves_moments_by_the_standard_errors_that_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Z = 1/2: the mean by Z s / sqrt(n), the logarithm of the deviation by Z / sqrt(2 n), n by Z sqrt(n)."""
+    (tmp_path / "own.json").write_text(SCHEMA.replace(', "std": 2.0', ""))
+    spec = DataSpec(table(tmp_path), schema=tmp_path / "own.json")
+    told = []
+    for place, drawn in enumerate(([0.0, 0.0, 0.0], [1.0, -2.0, -0.5])):
+        monkeypatch.setattr(introduction, "noise", lambda count, drawn=drawn: np.array(drawn[:count]))
+        more: dict[str, Any] = {"disclose_moments": True, "moments_noise": 0.5}
+        client = Client(ClientSettings("a", spec, "cpu", state_dir=tmp_path / str(place), **more))
+        told.append(introduce(client, Greeting("1")).moments)
+    (count, mean, deviation), moved = told
+    expected = count - 0.25 * count**0.5, mean + 0.5 * deviation / count**0.5, deviation / np.exp((2 * count) ** -0.5)
+    assert moved == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("damaged", ["{", "3", "[]"])
