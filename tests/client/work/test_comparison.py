@@ -123,6 +123,16 @@ def test_runs_of_the_same_length_share_what_a_client_trains_alone(
         assert found == disclosing(make_worker("ward-7")).answer(asked)
 
 
+def test_alone_the_first_rounds_are_scored_then_four_of_each_doubling_and_the_last(
+    make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, scored, evaluate = list[int](), list[int](), comparison.evaluate
+    monkeypatch.setattr(comparison, "train", lambda *args: trained.append(1) or 1.0)
+    monkeypatch.setattr(comparison, "evaluate", lambda *args: scored.append(len(trained)) or evaluate(*args))
+    comparison._alone(make_worker("ward-7"), order(), 21)
+    assert scored == [*range(8), 8, 10, 12, 14, 16, 20, 21]
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"seed": 6}, {"sgd": SGD(**STEPS)}, {"decays": True}, {"rounds": 6}, {"metrics": ("balanced-accuracy",)}],
