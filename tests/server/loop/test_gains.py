@@ -5,6 +5,7 @@ import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.wire.orders import CompareOrder
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.loop import federation, rounds
-from hyperbloom.server.loop.gains import check_gain
+from hyperbloom.server.loop.gains import check_gain, rounds_alone
 from hyperbloom.server.loop.listener import Checkpoint, Listener, Resume, RoundReport, Selection
 from hyperbloom.server.loop.post import Post
 from hyperbloom.server.loop.session import Session
@@ -283,6 +284,20 @@ def test_who_is_away_counts_as_one_who_has_trained(tmp_path: Path, monkeypatch: 
     session = Session(config, inline_grid(config, tmp_path), "run", [Leaving()])
     session.run()
     assert asked == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("cohort", "clients", "done", "rounds"), [(2, 4, 12, 6), (2, 3, 4, 3), (4, 2, 7, 7), (3, 3, 5, 5), (2, 0, 3, 3)]
+)
+def test_training_alone_takes_as_many_rounds_as_a_client_has_trained(
+    cohort: int, clients: int, done: int, rounds: int
+) -> None:
+    """A cohort of more than there are, such as beside novel clients, trains each in every round."""
+    config = SimpleNamespace(cohort=cohort)
+    run: Any = SimpleNamespace(
+        config=config, federation=SimpleNamespace(roster=range(clients + 1)), may_train=lambda row: row < clients
+    )
+    assert rounds_alone(run, done) == rounds
 
 
 @pytest.mark.parametrize(
