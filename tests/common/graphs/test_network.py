@@ -237,6 +237,19 @@ def test_a_factor_starts_at_one_and_queries_with_the_variance_of_their_inputs() 
     assert outputs.var().item() == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.parametrize("settings", [Settings(), Settings(layers=2, latent=128)], ids=str)
+def test_what_neighbours_say_starts_three_times_as_large_as_what_a_node_says(settings: Settings) -> None:
+    """In the first layer, whose rows belong to the types, and in all others."""
+    network: Any = GraphHypernetwork(LAYERS, settings)
+    own, others = torch.stack([network.types[str(layer)].features.detach() for layer in LAYERS]).unbind(1)
+    pairs = [(own, others), *zip(network.gnn.roots, network.gnn.neighbours, strict=True)]
+    assert len(pairs) == settings.layers
+    for root, neighbour in pairs:
+        says = float(root.detach().std())
+        assert says == pytest.approx(1 if root is own else settings.latent**-0.5, rel=0.1)  # of 1,344 numbers or more
+        assert float(neighbour.detach().std()) == pytest.approx(3 * says, rel=0.1)
+
+
 def kaiming(network: GraphHypernetwork, graph: Graph) -> dict[str, float]:
     """Return the deviation of each generated weight over the wanted one; refuse anything but zero in a bias.
 
