@@ -216,7 +216,7 @@ def test_what_python_says_of_a_failing_model_stays_on_the_client(
     [
         ((0.5, 0.5), 6, "personal"),
         ((0.0, 1.3), 6, "personal"),  # smaller by 0.35, of standard error sqrt(0.65^2 / 11) = 0.196
-        ((0.0, 1.4), 6, "alone"),  # by 0.3, of 0.211
+        ((0.0, 1.39), 6, "alone"),  # by 0.305, of 0.21; divided by 12 in place of 11 it would be 0.201
         ((1.0, 1.0), 12, "alone"),  # no smaller loss
         ((0.5, 0.5), 5, "alone"),  # worse by the metric
     ],
