@@ -56,6 +56,15 @@ def test_it_computes_what_the_plain_network_computes_with_the_product_as_weights
     torch.testing.assert_close(module(inputs(spec)), other(inputs(spec)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("k", [100, 900])
+def test_an_embedding_starts_with_a_length_near_one(k: int) -> None:
+    """Else a step of the hypernetwork would be longer than one of the network itself, the more so the larger k is."""
+    torch.manual_seed(0)
+    module = build(replace(SPECS["lenet"], adapt=f"generated:k={k},h=3"))
+    assert isinstance(module, Generated)
+    assert float(module.embedding.detach().norm()) == pytest.approx(1, abs=0.2)
+
+
 def test_the_gradient_is_that_of_finite_differences() -> None:
     spec = replace(SPECS["lenet"], name="mlp", input_shape=(1, 4, 4))
     module, batch = made(spec).double(), inputs(spec).double()
