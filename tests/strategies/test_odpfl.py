@@ -586,10 +586,12 @@ def test_who_trained_keeps_the_model_of_phase_one_and_novel_clients_get_the_tune
         assert not torch.allclose(now[name], of_phase_one[name], rtol=0, atol=1e-9)
     assert list(evaluation.scores) == ["c0", "c1", "c2"] and evaluation.novel == {"c1", "c2"}
     assert evaluation.scores["c0"].test.loss == pytest.approx(float(now["c0"].square().sum()))
-    # Also with other examples than before: the model has not changed, but its score has.
-    clients.tamper = lambda name, result: scored((7, 10, 1.0), (7, 10, 2.0)) if name == "c0" else result
+    # Also with other examples than before: the model has not changed, but its score has. The encoder's path selects.
+    right = iter((3, 7))
+    clients.tamper = lambda name, result: scored((next(right), 10, 1.0), (7, 10, 2.0)) if name == "c0" else result
     evaluation = made.evaluate(5).evaluation
     assert evaluation is not None and evaluation.scores["c0"].test.loss == 2.0
+    assert evaluation.rank == (1, pytest.approx(30.0)) and evaluation.scores["c0"].val.values == (0.7,)
 
 
 def test_a_client_that_joins_in_phase_two_has_no_model_of_phase_one(tmp_path: Path, doubles: None) -> None:
