@@ -115,8 +115,10 @@ def test_fedrep_trains_the_head_then_the_body() -> None:
     assert_close(personal.values, flat(module, head=True), 1e-8)
 
 
-@pytest.mark.parametrize(("share", "moved"), [(0.01, (1, 4)), (0.99, (4, 1))])
-def test_fedrep_gives_each_part_a_step(share: float, moved: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("share", "moved"), [(0.01, (1, 4)), (0.55, (3, 2)), (0.99, (4, 1))])
+def test_fedrep_gives_each_part_its_share_and_at_least_a_step(
+    share: float, moved: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[int] = []
     step = Flat.step
 
@@ -253,6 +255,17 @@ def test_ditto_without_a_pull_trains_alone_to_the_bit() -> None:
     assert torch.equal(personal.values, alone.values)
     assert personal.momentum is not None and alone.momentum is not None
     assert torch.equal(personal.momentum, alone.momentum)
+
+
+def test_the_personal_model_of_ditto_keeps_its_momentum_from_round_to_round() -> None:
+    """Without a pull, two rounds are two of training alone, whose optimiser lasts."""
+    module, alone = build("mlp"), network(build("mlp"), "all")
+    shared = FlatPart(module, Layout.of(module))
+    made = Network(module, shared, Flat(shared.layout, shared.values.clone()))
+    for seed in (SEED, SEED + 1):
+        train_by(Ditto(lamda=0.0), made, DATA, STEPS, seed)
+        train(alone, DATA, STEPS, seed)
+    assert torch.equal(made.personal.values, alone.personal.values)
 
 
 def test_the_personal_part_of_ditto_is_its_algorithm() -> None:
