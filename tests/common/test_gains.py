@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy.stats import multinomial
+from scipy.stats import multinomial, norm, sem, t
 
 from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import Gain, interval, of_all, sentence, share_interval
@@ -73,6 +73,13 @@ def test_intervals_hold_the_truth_after_a_choice_among_many_models() -> None:
         low, high = interval(lambda rows, gains=test[best]: float(gains[rows].mean()), 40, 250)
         covered += low <= better[best] - 0.1 <= high
     assert 0.93 <= covered / 300 <= 0.97
+
+
+def test_an_interval_of_a_mean_is_as_long_as_students() -> None:
+    """A plain bootstrap of eight values makes it too short: by sqrt(7 / 8), and by a normal quantile."""
+    values = norm.ppf((np.arange(8) + 0.5) / 8)
+    low, high = interval(lambda rows: float(values[rows].mean()), 8, 10_000, 0.1)
+    assert (high - low) / 2 == pytest.approx(-t.ppf(0.1, 7) * sem(values), rel=0.03)
 
 
 def test_a_statistic_that_some_resamples_do_not_define_has_an_interval() -> None:
