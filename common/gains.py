@@ -45,15 +45,18 @@ class Gain:
     test: tuple[float, ...]
 
 
-def interval(statistic: Callable[[np.ndarray], float], count: int, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of a statistic of `count` examples, which gets their numbers.
+def interval(
+    statistic: Callable[[np.ndarray], float], count: int, resamples: int = RESAMPLES, below: float = 0.025
+) -> tuple[float, float]:
+    """Return the bootstrap interval of a statistic of `count` examples, by default of 95 %.
 
+    The statistic gets their numbers. A share `below` of its distribution lies under the interval, and as much above.
     Percentiles, expanded as in Hesterberg, What Teachers Should Know about the Bootstrap, The American Statistician
     2015, https://arxiv.org/abs/1411.5279: without it the interval of a few examples is too short.
     """
     from scipy.stats import DegenerateDataWarning, bootstrap, norm, t
 
-    tail = norm.cdf(np.sqrt(count / (count - 1)) * t.ppf(0.025, count - 1))
+    tail = norm.cdf(np.sqrt(count / (count - 1)) * t.ppf(below, count - 1))
     settings = {"vectorized": False, "n_resamples": resamples, "rng": 0, "method": "percentile", "batch": 10}
     with warnings.catch_warnings(action="ignore", category=DegenerateDataWarning):  # undefined for some resamples
         drawn = bootstrap((np.arange(count),), statistic, **settings).bootstrap_distribution
