@@ -171,16 +171,13 @@ class GraphHypernetwork(nn.Module):
         parameters = dict(module.named_parameters())
         return Layout.of(module).flatten(parameters).cpu() if parameters else torch.empty(0)
 
-    @torch.no_grad()
     def load_part(self, part: str, values: Tensor) -> None:
         """Load the values of a part `(P,)`; ModelError if it has another length, or there is no part."""
         module = self._part(part)
         layout = Layout.of(module)
         if tuple(values.shape) != (layout.numel,):
             raise ModelError(f"part {part!r}: expected {layout.numel} values, found shape {tuple(values.shape)}")
-        parameters = dict(module.named_parameters())
-        for name, view in layout.views(values).items():
-            parameters[name].copy_(view)
+        module.load_state_dict(layout.views(values))
 
     def _part(self, part: str) -> nn.Module:
         if part == SHARED:
