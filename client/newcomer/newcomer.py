@@ -158,7 +158,7 @@ class Newcomer:
             if (value := score.value(metric)) is not None:
                 here = f"{scale.show(scale.factor * value)} on {score.total} labelled examples here"
         origin = {
-            "made by": f"the hypernetwork of run {offer.run}, round {offer.round}, on {self.server}",
+            "made by": f"run {offer.run}, round {offer.round}, on {self.server}",
             "which model": model_of(self.share),
             "trained with": f"{offer.clients} clients; this machine was none of them",
             "described by": f"{len(self._inputs)} examples, without labels, and encoder {offer.encoder_version}",

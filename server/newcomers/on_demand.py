@@ -63,8 +63,8 @@ class ModelMaker:
         members = {c.about.size: c for c in trained.roster if not trained.config.is_novel(c.row)}
         unknown = expect((), (), len(strategy.descriptors_of_trained()), strategy.metrics[0])
         own = trained.selection.newcomers or unknown  # earlier versions did not ask
-        baselines = trained.config.baselines
-        rivals = [each.newcomers for name, each in read_summary(trained.run).items() if name in baselines]
+        told = read_summary(trained.run)
+        rivals = [told[name].newcomers for name in trained.config.baselines if name in told]
         expected = best_of([own, *rivals], strategy.metrics[0]) or own
         source = _baseline(trained, expected.of) if expected.of else strategy
         found = {size: source.common(client) for size, client in members.items()}
@@ -72,7 +72,7 @@ class ModelMaker:
         self._share = expected.share
         self.offer = Offer(
             run=trained.run.resolve().name,
-            round=trained.selection.round,
+            round=told[expected.of].round if expected.of else trained.selection.round,
             clients=sum(not trained.config.is_novel(client.row) for client in trained.roster),
             expected=says(expected, strategy.metrics[0]),
             model=strategy.setting.spec.name,

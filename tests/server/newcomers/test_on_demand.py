@@ -179,7 +179,7 @@ def test_newcomers_get_the_model_for_all_of_a_baseline_if_validation_prefers_it(
     assert rival.test == (pytest.approx(of_average.metrics["novel_test_mean"]),) and rival.trained == 6
     assert (rival.of, rival.share, own.of) == ("fedavg", 0.0, "") and rival.val > own.val
     maker = ModelMaker(found)
-    assert maker.offer.shares == (0.0,)
+    assert maker.offer.shares == (0.0,) and maker.offer.round == of_average.round
     assert maker.offer.expected.startswith(
         "a newcomer gets the model for all of fedavg, and may expect a test accuracy"
     )
