@@ -65,7 +65,7 @@ def interval(
 
 
 def share_interval(gains: np.ndarray) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of gains `(N,)` from -1 to 1, such as those of right answers.
+    """Return the 95 % interval of the mean of gains `(N,)`, 1 or -1 where one of two models alone is right, else 0.
 
     It has an example more on each side, by Bonett and Price, Adjusted Wald Confidence Interval for a Difference of
     Binomial Proportions Based on Paired Data, Journal of Educational and Behavioral Statistics 2012. A bootstrap is too

@@ -21,6 +21,7 @@ from hyperbloom.common.errors import WireError
 from hyperbloom.common.gains import MIXTURES, MODELS, RESAMPLES, SURE, Gain, interval, sentence, share_interval
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.metrics import scale_of, title_of
+from hyperbloom.common.tasks.measures import ACCURACY
 from hyperbloom.common.wire.orders import REFINED, CompareOrder, CompareResult, SplitScore
 
 log = logging.getLogger("hyperbloom.client")
@@ -222,9 +223,8 @@ def _bounds(mine: _Trial, alone: _Trial, data: Examples, metric: str) -> tuple[f
             values = [each.values.get(metric, math.nan) for each in found]
         return sign * (values[0] - values[1])
 
-    if task.metrics[metric].mean and scale_of(metric).percent:
-        each = [gained(np.array([unit])) * len(rows) for unit, rows in enumerate(units)]
-        low, high = share_interval(np.array(each) * (len(units) / len(data)))  # so weighted, their mean is the gain
+    if task.metrics[metric] is ACCURACY and labels.ndim == 1 and data.groups is None:  # an answer is right or wrong
+        low, high = share_interval(np.array([gained(np.array([row])) for row in range(len(data))]))
     else:
         few = task.metrics[metric].scored is not None  # such metrics take milliseconds
         low, high = interval(gained, len(units), RESAMPLES // (5 if few else 1))
