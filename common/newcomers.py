@@ -94,7 +94,7 @@ def says(expected: Expectation, metric: str) -> str:
     few = few if trained < ENOUGH and not expected.compared else ""
     if not expected.held_out:
         text = (
-            f"a newcomer gets {model_of(share)}, as {trained} clients train; how good it is is not known, as no client"
+            f"a newcomer gets {model_of(share)}, as {trained} clients train; what to expect is not known, as no client"
         )
         return f"{text} was held out{few}"
     found = dict(zip(SHARES, (scale.show(mean) for mean in expected.test), strict=False))

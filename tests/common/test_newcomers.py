@@ -35,7 +35,7 @@ def test_if_nobody_was_held_out_the_number_of_clients_decides(trained: int, shar
     found = expect([], [], trained, "accuracy")
     assert found == Expectation(trained, 0, share)
     text = says(found, "accuracy")
-    assert "how good it is is not known, as no client was held out" in text
+    assert "what to expect is not known, as no client was held out" in text
     assert "the model written from its descriptor" in text and ("50% the model for all" in text) == (share == 0.5)
     assert f"{trained} clients" in text
 
