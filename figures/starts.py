@@ -12,7 +12,7 @@ import json
 import math
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from hyperbloom.common.layout import Weights
 from hyperbloom.server.library import run as play
 from hyperbloom.strategies import pfedhn
 from hyperbloom.strategies.algorithm import Algorithm
-from hyperbloom.strategies.exchange import Client
+from hyperbloom.strategies.exchange import Client, Update
 
 AS_WRITTEN = "training begins as written"
 CODE: dict[str, Any] = {"local.learning_rate": 5e-3, "local.schedule": "constant"}  # the rate of pFedHN's code
@@ -58,7 +58,18 @@ RATES: dict[str, dict[str, Any]] = {
 }
 NEARNESS: dict[str, dict[str, Any]] = {FIXED: {}, EARLIER: {}}
 STEPS: dict[str, dict[str, Any]] = {EARLIER: {}, BODY: {}, MEAN: {}, NEAR: {}, DEFAULT: {}}
-VARIANTS = STARTS | RATES | NEARNESS | STEPS
+TRAINING: dict[str, dict[str, Any]] = {
+    "10 steps": {"local.steps": 10},
+    "25 steps": {"local.steps": 25},
+    DEFAULT: {},
+    "100 steps": {"local.steps": 100},
+    "no momentum, rate 0.1": {"local.momentum": 0.0, "local.learning_rate": 0.1},  # as far as steps with momentum 0.9
+    "gradients clipped to 1": {"local.clip": 1.0},
+    "10 rounds of FedAvg first": {},
+    "20 rounds of FedAvg first": {},
+}
+FEDAVG_FIRST = {"10 rounds of FedAvg first": 10, "20 rounds of FedAvg first": 20}
+VARIANTS = STARTS | RATES | NEARNESS | STEPS | TRAINING
 ROUNDS = 40
 """Of the runs that compare all variants; shorter ones compare `NEARNESS`, longer ones `STEPS` alone."""
 SMALL = tuple(SETS)[:3] + tuple(SETS)[4:6]
@@ -79,17 +90,38 @@ def changed(variant: str) -> ExitStack:
         found.enter_context(mock.patch.object(pfedhn.PFedHN, "_mix", body_as_written))
     elif variant == NEAR:
         found.enter_context(mock.patch.object(pfedhn.PFedHN, "_mix", near_to_written))
-    elif variant != DEFAULT:
+    elif variant not in TRAINING:
         found.enter_context(mock.patch.object(pfedhn.PFedHN, "_mix", all_near))
     if variant == MEAN:
         found.enter_context(mock.patch.object(pfedhn, "shrunk_mean", lambda deltas, clients: deltas.mean(0)))
-    elif variant not in (NEAR, DEFAULT):
+    elif variant not in (NEAR, *TRAINING):
         found.enter_context(mock.patch.object(pfedhn, "shrunk_mean", lambda deltas, clients: deltas.sum(0) / clients))
     if variant == AS_WRITTEN:
         found.enter_context(mock.patch.object(pfedhn, "FEW", math.inf))
+    if variant in FEDAVG_FIRST:
+        found.enter_context(mock.patch.object(pfedhn.PFedHN, "learn", learn_after(FEDAVG_FIRST[variant])))
     if variant == FIXED:
         found.enter_context(mock.patch.object(pfedhn.PFedHN, "round", Algorithm.round))
     return found
+
+
+def learn_after(rounds: int) -> Callable[[pfedhn.PFedHN, Sequence[Update]], None]:
+    """Return a way to learn that only averages the network for all in some first rounds, as FedAvg does.
+
+    Deviations from it are zero until then. All clients have one size.
+    """
+    learn, cohorts = pfedhn.PFedHN.learn, dict[pfedhn.PFedHN, int]()
+
+    def learn_or_average(self: pfedhn.PFedHN, updates: Sequence[Update]) -> None:
+        cohorts[self] = cohorts.get(self, 0) + 1
+        if cohorts[self] > rounds:
+            learn(self, updates)
+            return
+        shares = torch.tensor([float(each.examples) for each in updates])
+        deltas = torch.stack([each.returned for each in updates if each.returned is not None])  # (C, P)
+        self.learner.hypernetwork.move_start(self.head_of(updates[0].client), shares / shares.sum() @ deltas)
+
+    return learn_or_average
 
 
 def all_near(self: Any, client: Client, written: Weights, own: Tensor | None, start: Tensor, rate: float) -> Weights:
@@ -159,7 +191,7 @@ def table(lines: Sequence[Line]) -> str:
     A row has the seeds that were run with all variants of the row.
     """
     parts = list[str]()
-    for columns in (STARTS, RATES, NEARNESS, STEPS):
+    for columns in (STARTS, RATES, NEARNESS, STEPS, TRAINING):
         parts += ["", table_row(["data", "rounds", "seeds", *columns]), table_row(["---"] * (3 + len(columns)))]
         for rounds, name in itertools.product(sorted({line["rounds"] for line in lines}), SMALL + SCANS + LARGE):
             here = [line for line in lines if (line["set"], line["rounds"]) == (name, rounds)]

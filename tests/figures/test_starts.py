@@ -39,7 +39,7 @@ def line(variant: str, seed: int, selected: float) -> dict[str, Any]:
 def test_a_row_has_the_seeds_of_all_its_variants() -> None:
     lines = [line(EARLIER, seed, 90.0 + seed) for seed in range(3)]
     lines += [line("0.001, constant", 2, 89.5), line(AS_WRITTEN, 0, 88.0), line(SAME, 0, 88.5), line(SAME, 2, 89.0)]
-    starts, rates, _, steps = table(lines).split("\n\n")
+    starts, rates, _, steps, _ = table(lines).split("\n\n")
     assert starts.splitlines()[2].startswith(f"| {LARGE[0]} | 40 | 1 |") and "| 88.0 |" in starts
     assert "| 40 | 1 | 89.5 |" in rates and "| 92.0 |" in rates
     assert LARGE[0] not in steps
@@ -97,3 +97,28 @@ def test_training_begins_where_a_variant_says(variant: str, examples: int, body:
     scored = torch.full_like(own, 0.25 if variant == NEAR else 1.0)
     scored[len(own) - last :] = 1.0
     torch.testing.assert_close(used, torch.lerp(written, own, scored))
+
+
+def test_rounds_of_fedavg_are_fedavgs_and_deviations_begin_at_zero_after_them() -> None:
+    """The oracle is the strategy `fedavg` itself, with clients of unlike sizes."""
+    used: dict[str, list[torch.Tensor]] = {}
+    with changed("10 rounds of FedAvg first"):
+        for strategy in ("fedavg", "pfedhn"):
+            config = make_run_config({"strategy": strategy, "clients": 2, "rounds": 40}, {}, "test")
+            sizes = {"a": 100, "b": 300}
+            about = [introduction(n, size=config.sizes[0], train_examples=examples) for n, examples in sizes.items()]
+            algorithm = joined(config, *about)
+
+            def train(name: str, order: TrainOrder) -> TrainResult:
+                assert order.weights is not None
+                moved = order.weights.values * 0.1 + (1.0 if name == "a" else 2.0)
+                returned = moved if order.reply == "weights" else moved - order.weights.values
+                return TrainResult(0.1, replace(order.weights, values=returned))
+
+            used[strategy] = []
+            for number in range(1, 13):
+                play(algorithm.round(turn(algorithm, number)), train)
+                used[strategy].append(algorithm.personal(list(algorithm.clients.values()))[1].values.clone())
+    for number in range(10):
+        torch.testing.assert_close(used["pfedhn"][number], used["fedavg"][number])
+    assert not torch.allclose(used["pfedhn"][10], used["fedavg"][10])
