@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pays_sets import SETS
 from figures.pages import table_row
 from figures.study import Line, Study
 from hyperbloom.common.config import make_run_config
@@ -23,6 +24,7 @@ from hyperbloom.server.library import run as play
 
 NOVEL = 25
 STUDIES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "chests": ({"rounds": 40}, (8,)),
     "heart": ({"data.name": "heart-disease", "data.split": "dirichlet", "data.alpha": 0.5, "rounds": 40}, (8,)),
     "digits": ({"data.name": "digits", "data.split": "shards", "local.steps": 20, "rounds": 60}, (8, 16, 32, 64)),
     "digits-alike": (
@@ -33,6 +35,7 @@ STUDIES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 """By name: the run, and the numbers of clients. Cohorts are of 4; all else is the default."""
 
 TITLES = {
+    "chests": "chest X-rays, patients",
     "heart": "heart disease, Dirichlet 0.5",
     "digits": "digits, two classes each",
     "digits-alike": "digits, Dirichlet 1",
@@ -49,8 +52,11 @@ def measure(study: str, clients: int, method: str, seed: int) -> Line:
     """Run one method; accuracies are in percent, those by share are means over the novel clients."""
     values = {**STUDIES[study][0], "clients": clients, "cohort": 4, "novel": NOVEL, "seed": seed, "eval_every": 20}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "run"
-        play(make_run_config({}, {**values, **METHODS[method]}, "figures.newcomers"), run_dir=folder)
+        folder, files = Path(name) / "run", {}
+        if study == "chests":  # the thousand X-rays of the benchmark `pays`
+            files = {"data": SETS["chest X-rays, patients"].data(Path("data"), Path("../shared/data"), Path(name))}
+        values |= METHODS[method] | {"gains": False}
+        play(make_run_config(files, values, "figures.newcomers"), run_dir=folder)
         (summary,) = json.loads((folder / "summary.json").read_text(encoding="utf-8")).values()
     line = {key: round(summary["metrics"][key], 2) for key in ("val_mean", "test_mean", "novel_test_mean")}
     if told := summary["newcomers"]:
