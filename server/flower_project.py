@@ -76,11 +76,6 @@ def _lines(section: Section, prefix: str = "") -> Iterator[list[str]]:
         if isinstance(value, Section):
             yield from _lines(value, f"{prefix}{name}.")
         else:
-            yield [f"# {field.description}", f"{prefix}{name} = {_toml(value)}"]
-
-
-def _toml(value: Any) -> str:
-    if value is None:
-        return '""'
-    # JSON is YAML, and JSON of text, numbers and truth values is TOML.
-    return json.dumps(value if isinstance(value, str | int | float) else json.dumps(value), ensure_ascii=False)
+            # JSON is YAML, and JSON of text, numbers and truth values is TOML.
+            plain = value if isinstance(value, str | int | float) else "" if value is None else json.dumps(value)
+            yield [f"# {field.description}", f"{prefix}{name} = {json.dumps(plain, ensure_ascii=False)}"]

@@ -17,10 +17,8 @@ from torch import Tensor
 from hyperbloom.common.config import Section, check
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError, WireError
 from hyperbloom.common.files.storage import (
-    FileState,
     claim,
     delete_unfinished,
-    file_state,
     keep,
     write_json,
     write_tensors,
@@ -221,10 +219,6 @@ class ClientState:
                 "backup, or move it away and ask the server's operator to admit this client anew"
             ) from None
 
-    def personal_file(self, run_id: str) -> FileState:
-        """Return the state of the file with this run's personal part."""
-        return file_state(self._personal_path(run_id))
-
     def load_personal(self, scope: Scope, layout: Layout) -> tuple[Tensor, Tensor | None] | None:
         """Return the `(P,)` personal parameters and their momentum, or None if this run has none yet.
 
@@ -233,7 +227,7 @@ class ClientState:
         Raises:
             HyperbloomError: the file is damaged or belongs to another architecture.
         """
-        file, how = self._personal_path(scope.run_id), "move it away to start from fresh weights"
+        file, how = self.personal_path(scope.run_id), "move it away to start from fresh weights"
         try:
             found = self._personal(scope.run_id).find(scope)
             if found is None:
@@ -250,7 +244,7 @@ class ClientState:
     def save_personal(self, scope: Scope, layout: Layout, values: Tensor, momentum: Tensor | None = None) -> None:
         """Write the `(P,)` personal parameters and their momentum; HyperbloomError if they cannot be written."""
         tensors = {"values": values} | ({} if momentum is None else {"momentum": momentum})
-        _check_room(self._personal_path(scope.run_id))
+        _check_room(self.personal_path(scope.run_id))
         with _disk():
             self._personal(scope.run_id).write(tensors, {"layout": layout.digest}, scope)
 
@@ -308,7 +302,7 @@ class ClientState:
         return sorted(path.stem for path in self._scored.glob("*.safetensors"))
 
     def _personal(self, run_id: str) -> Versioned:
-        return Versioned(self._personal_path(run_id), self._earlier, run_id)
+        return Versioned(self.personal_path(run_id), self._earlier, run_id)
 
     def _residual(self, run_id: str) -> Versioned:
         return Versioned(self.residual_path, self._earlier, f"residual-{_file_name(run_id)}")
@@ -317,7 +311,8 @@ class ClientState:
         """Return a file's name in this folder: servers read the texts of errors, and a path has a user's name."""
         return f"{path.relative_to(self.folder)} in the client's state folder"
 
-    def _personal_path(self, run_id: str) -> Path:
+    def personal_path(self, run_id: str) -> Path:
+        """Return where this run's personal part is."""
         return self.folder / "personal" / f"{_file_name(run_id)}.safetensors"
 
 

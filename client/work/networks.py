@@ -17,7 +17,7 @@ from hyperbloom.client.work.sgd import Flat, FlatPart, Network
 from hyperbloom.common import models
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError, WireError
-from hyperbloom.common.files.storage import FileState
+from hyperbloom.common.files.storage import FileState, file_state
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models.parts import features
 from hyperbloom.common.wire.orders import PRIVATE, Scope, Target
@@ -173,7 +173,7 @@ def _first_values(
 
 
 def _holder(client: Client, scope: Scope) -> Holder:
-    return client, scope.run_id, client.state.personal_file(scope.run_id), scope.rewound
+    return client, scope.run_id, file_state(client.state.personal_path(scope.run_id)), scope.rewound
 
 
 def _make_room(parameters: int) -> None:

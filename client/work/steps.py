@@ -93,9 +93,7 @@ def may_be_recorded(module: nn.Module, task: Task) -> bool:
     A user's own layer or loss may decide by values. A graph hypernetwork copies its graph to the device in each step.
     """
     ours = type(task).__module__.startswith("hyperbloom.common.tasks.")
-    return ours and all(map(_is_known, module.modules())) and _size(module) <= LARGEST
-
-
-def _is_known(part: nn.Module) -> bool:
+    known = all(f"{type(part).__module__}.".startswith(KNOWN) for part in module.modules())
     # A norm without momentum averages over all batches, and reads how many there were.
-    return f"{type(part).__module__}.".startswith(KNOWN) and getattr(part, "momentum", 0.0) is not None
+    counts = any(getattr(part, "momentum", 0.0) is None for part in module.modules())
+    return ours and known and not counts and _size(module) <= LARGEST

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hyperbloom.common.data.digits import read_diabetes, read_digits
-from hyperbloom.common.data.draws import IntArray, generator
+from hyperbloom.common.data.draws import generator
 from hyperbloom.common.data.examples import ClientData
 from hyperbloom.common.data.files import read_arrays
 from hyperbloom.common.data.flwr_datasets import HUB, read_hub
@@ -124,7 +124,10 @@ class DataSource:
                 portions = {name: replace(part, labels=relabel[part.labels]) for name, part in portions.items()}
                 names = tuple(names[label] for label in np.argsort(relabel))
             _refuse_empty(portions, pool, spec)
-        portions["train"] = _limited(portions["train"], spec)
+        if spec.max_train is not None and spec.max_train < len(portions["train"]):
+            # Take the start of one permutation, so that a smaller `max_train` gives a subset.
+            order = generator(spec.seed, "max_train", spec.partition or 0).permutation(len(portions["train"]))
+            portions["train"] = portions["train"].choose(np.sort(order[: spec.max_train]))
         scaling = scaling or pool.scaling
         train, val, test = (portions[part].examples(scaling) for part in ("train", "val", "test"))
         return ClientData(train, val, test, len(names), names, scaling, pool.kind, pool.schema, pool.meaning)
@@ -169,14 +172,6 @@ def _refuse_empty(portions: Mapping[str, Portion], pool: Pool, spec: DataSpec) -
             f"client {spec.partition} of {spec.partitions}: expected examples in {part}, found none of the {total} "
             f"that split {spec.split!r} deals; {advice}"
         )
-
-
-def _limited(train: Portion, spec: DataSpec) -> Portion:
-    if spec.max_train is None or spec.max_train >= len(train):
-        return train
-    # Take the start of one permutation, so that a smaller `max_train` gives a subset.
-    order: IntArray = generator(spec.seed, "max_train", spec.partition or 0).permutation(len(train))
-    return train.choose(np.sort(order[: spec.max_train]))
 
 
 def read_reference(spec: DataSpec, most: int) -> torch.Tensor:

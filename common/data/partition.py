@@ -75,11 +75,6 @@ def deal_to_clients(pool: Pool, spec: DataSpec) -> Deal:
     return replace(dealt, owners={name: owners[followers[name]] for name, owners in dealt.owners.items()})
 
 
-def deal_auto(pool: Pool, spec: DataSpec) -> Deal:
-    """Deal classes as `shares`, and other labels as `iid`."""
-    return (deal_shares if pool.kind == "classification" else deal_iid)(pool, spec)
-
-
 def deal_shares(pool: Pool, spec: DataSpec) -> Deal:
     """Deal `classes_per_client` classes to each client, unequally.
 
@@ -251,7 +246,10 @@ def _cut(labels: IntArray, shares: Shares, rng: np.random.Generator) -> IntArray
 
 
 PARTITIONERS: dict[str, Partitioner] = {
-    "auto": Partitioner("shares if the labels are classes, else iid", deal_auto),
+    "auto": Partitioner(
+        "shares if the labels are classes, else iid",
+        lambda pool, spec: (deal_shares if pool.kind == "classification" else deal_iid)(pool, spec),
+    ),
     "shares": Partitioner("a few classes for each client, in unequal shares (pFedHN, section 5.1)", deal_shares),
     "shards": Partitioner("shards of the examples sorted by label (McMahan et al. 2017)", deal_shards),
     "dirichlet": Partitioner("class shares by a Dirichlet draw; alpha: how even (Hsu et al. 2019)", deal_dirichlet),

@@ -169,7 +169,9 @@ def _inject(module: nn.Module, head: tuple[str, ...], how: Adapt) -> Any:
     }
     plain = [n for n, part in layers.items() if not isinstance(part, nn.Embedding) and getattr(part, "groups", 1) == 1]
     if how.targets is None:
-        usual = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(_model_type(module), ())
+        types = (getattr(getattr(part, "config", None), "model_type", "") for part in module.modules())
+        known = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+        usual = known.get(next(filter(None, types), ""), ())
         targets = [name for name in plain if name.rpartition(".")[2] in usual] or plain
     else:
         # Shell patterns, because a server may lie, and some regular expressions take for ever.
@@ -188,12 +190,6 @@ def _inject(module: nn.Module, head: tuple[str, ...], how: Adapt) -> Any:
         raise ModelError(f"adapt: peft cannot change a layer: {describe(error)}") from None
     config.modules_to_save = [name.rstrip(".") for name in head]  # the head, for whoever reads it
     return config
-
-
-def _model_type(module: nn.Module) -> str:
-    """Return what transformers calls this architecture; "" for others."""
-    kinds = (getattr(getattr(part, "config", None), "model_type", "") for part in module.modules())
-    return next(filter(None, kinds), "")
 
 
 def _chosen(module: nn.Module, head: tuple[str, ...], how: Adapt) -> set[str]:

@@ -191,7 +191,9 @@ def check_introduction(
     shares = about.class_shares
     if shares and not (len(shares) == about.num_classes and min(shares) >= 0 and abs(sum(shares) - 1) < 1e-3):
         raise RefusedError("expected a share from 0 to 1 for each class, and 1 in all, found others")
-    if not _is_scaling(about):
+    positive = (about.divisor, *about.std)
+    fits = len(about.mean) == len(about.std) and len(about.std) in (0, *about.input_shape[:1])
+    if not fits or not all(map(math.isfinite, (*positive, *about.mean))) or min(positive) <= 0:
         raise RefusedError("expected a divisor, and a mean and a deviation for each channel or none, found others")
     if min(about.train_examples, about.val_examples, about.test_examples) < 1:
         raise RefusedError("expected examples for training, validation and test, found an empty set")
@@ -225,13 +227,6 @@ def _check_schema(found: str | None, expected: str | None) -> None:
         return
     if where := difference(read_schema(expected, "the schema"), read_schema(found, "its schema")):
         raise RefusedError(f"the columns of its table mean something else; {where[:300]}; join with the same --schema")
-
-
-def _is_scaling(about: Introduction) -> bool:
-    """Return whether the preprocessing that a client reports is valid for inputs of its shape."""
-    positive = (about.divisor, *about.std)
-    fits = len(about.mean) == len(about.std) and len(about.std) in (0, *about.input_shape[:1])
-    return fits and all(map(math.isfinite, (*positive, *about.mean))) and min(positive) > 0
 
 
 def _are_moments(about: Introduction, task: Task) -> bool:

@@ -39,8 +39,8 @@ def run_asynchronously(
     loop = _Loop(run, done, save)
     try:
         return loop.run()
-    finally:
-        loop.drop_orders()
+    finally:  # wait no longer for answers to open orders: a baseline that follows must not get them
+        run.federation.post.give_up([written.letter for written in loop.open_orders.values()])
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class _Loop:
         self.best = done.best
         self.outcome = Outcome()
         self._pending: _Pending | None = None
-        self._written: dict[str, _Written] = {}  # by message id
+        self.open_orders: dict[str, _Written] = {}  # by message id
         self._applied = done.applied
         self._draws = done.orders
         self._handed_out = time.perf_counter()
@@ -118,10 +118,6 @@ class _Loop:
             self.save(Progress(number, self.best, 0, self._draws, self._applied, elapsed))
         return self.best
 
-    def drop_orders(self) -> None:
-        """Wait no longer for answers to open orders: a baseline that follows must not get them."""
-        self.federation.post.give_up([written.letter for written in self._written.values()])
-
     def _lacks_patience(self, number: int) -> bool:
         """Return whether patience ends the run with round `number`, by the evaluations before it."""
         best = self.best.round if self.best else None
@@ -135,23 +131,25 @@ class _Loop:
     def _turn(self) -> None:
         """Send new orders, and process the replies that have arrived."""
         # A client that works on an evaluation is still here, and `gather` would not process its answer.
-        if not self._written and not self._pending:
+        if not self.open_orders and not self._pending:
             self.federation.gather(1, self.config.join_timeout_s)
         self._hand_out()
         if not self._take_in():
-            self.federation.post.wait(FASTEST_POLL_S if self._written else SLOWEST_POLL_S)
+            self.federation.post.wait(FASTEST_POLL_S if self.open_orders else SLOWEST_POLL_S)
 
     def _hand_out(self) -> None:
         """Give the free places to clients. Each order has its own number, so that no two train on the same batches."""
-        places = self.config.cohort - len(self._written)
+        places = self.config.cohort - len(self.open_orders)
         if places < 1 or not self.federation.idle_count:
             return
         candidates = self.of.candidates()
-        if self._written:  # a client that has just failed waits: the replies of the others decide whether to continue
+        if (
+            self.open_orders
+        ):  # a client that has just failed waits: the replies of the others decide whether to continue
             candidates = [client for client in candidates if client.row not in self._failed]
         clients = draw(self.config.seed, self._draws + 1, places, candidates)
         if not clients:
-            waits = not self._written and not self._pending
+            waits = not self.open_orders and not self._pending
             if waits and any(map(self.of.may_train, self.federation.roster)) and self.of.can_go_on():
                 self.federation.roster.conduct.begin_anew()  # no round would come to an end, and they with it
                 return
@@ -164,13 +162,13 @@ class _Loop:
         self._draws, self._handed_out = self._draws + 1, time.perf_counter()
         ask = self.of.protection.training(self.of.turn(self._draws, clients).training(clients))
         for letter in self.director.send(ask, clients, self.outcome):
-            self._written[letter.id] = _Written(ask, letter, self._applied)
+            self.open_orders[letter.id] = _Written(ask, letter, self._applied)
 
     def _take_in(self) -> bool:
         """Process the replies that have arrived; return whether there were any."""
         arrivals = self.federation.poll()
         for arrival in arrivals:
-            written = self._written.pop(arrival.letter.id, None)
+            written = self.open_orders.pop(arrival.letter.id, None)
             if written is not None:
                 self._apply(written, arrival)
             elif isinstance(arrival.content, Failure) and arrival.late:
@@ -207,8 +205,8 @@ class _Loop:
     def _forget_lost(self) -> None:
         """Free the places of clients that have left or did not answer in time."""
         post, limit = self.federation.post, self.config.round_timeout_s
-        for letter in post.give_up([written.letter for written in self._written.values()], limit):
-            del self._written[letter.id]
+        for letter in post.give_up([written.letter for written in self.open_orders.values()], limit):
+            del self.open_orders[letter.id]
             self._useless += 1
             self.outcome.leave_out(letter.about.client, Reason.NO_REPLY, "no reply")
         if pending := self._pending:
@@ -240,7 +238,7 @@ class _Loop:
 
     def _finish(self, orders: bool = False) -> None:
         """Wait until the open evaluation, or all open `orders`, are answered or given up; send no new ones."""
-        while self._pending or (orders and self._written):
+        while self._pending or (orders and self.open_orders):
             if not self._take_in():
                 self.federation.post.wait(FASTEST_POLL_S)
 

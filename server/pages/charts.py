@@ -118,7 +118,8 @@ def plane(
     spots = [(size / 2 + float(x), size / 2 - float(y)) for x, y in (points - middle) / reach * (size - 2 * margin)]
     marks = [tag("rect", x=1, y=1, width=size - 2, height=size - 2, rx=8, class_="ground")]
     for member, at in zip(members, spots, strict=True):
-        shade = f"q{_shade(accuracy[member.name], least, most)}" if member.name in accuracy else "none"
+        share = (accuracy.get(member.name, most) - least) / (most - least) if most > least else 1.0
+        shade = f"q{min(SHADES - 1, int(SHADES * share))}" if member.name in accuracy else "none"
         marks.append(tag("g", tag("title", _told(member, accuracy, scale)), *_point(member, at, radius, shade, count)))
     boxes = [(x, y, radius, radius) for x, y in spots]
     for text, (x, y, side) in zip(axes, ((size - 10, size - 12, -1), (12, 22, 1)), strict=False):
@@ -173,8 +174,3 @@ def _point(member: Member, at: Point, radius: float, shade: str, count: int) -> 
 def class_colour(label: int) -> Markup:
     """Return a class's colour, with a contrast of 3:1 on light and dark; neighbours differ by the golden angle."""
     return Markup(f"oklch({(60, 63, 56)[label % 3]}% 0.14 {(label * 137.5 + 260) % 360:.0f})")
-
-
-def _shade(value: float, low: float, high: float) -> int:
-    """Return the shade of a value between two others: 0 for the lower one, or the darkest if all are equal."""
-    return min(SHADES - 1, int(SHADES * (value - low) / (high - low))) if high > low else SHADES - 1

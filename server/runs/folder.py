@@ -39,7 +39,9 @@ def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path
     Raises:
         ConfigError: the folder is not empty, or cannot be made.
     """
-    chosen = path or _fresh(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy.rpartition(':')[2]}")
+    usual = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{strategy.rpartition(':')[2]}"
+    names = (usual.with_name(f"{usual.name}{end}") for end in ("", *(f"-{number}" for number in range(2, 1000))))
+    chosen = path or next(name for name in names if not name.exists())
     try:
         chosen.mkdir(parents=True, exist_ok=True, mode=0o750)  # it tells of clients; others on a machine need not know
         found = {path.name for path in chosen.iterdir()}
@@ -53,12 +55,6 @@ def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path
     except OSError as error:
         raise ConfigError(f"--run-dir: cannot use {chosen}: {error.strerror}") from None
     return chosen
-
-
-def _fresh(path: Path) -> Path:
-    """Return `path`, with a number appended if it exists."""
-    names = (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in range(1, 1000))
-    return next(name for name in names if not name.exists())
 
 
 def read_run(folder: Path, asked_by: str = "init_from") -> tuple[dict[str, Tensor], Roster]:

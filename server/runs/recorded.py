@@ -74,12 +74,14 @@ def read_members(folder: Path) -> Members:
         entries = sorted(roster["clients"], key=lambda entry: int(entry["row"]))
         told = next((entry["about"] for entry in entries), {"num_classes": 0})
         learned = str(told.get("task", "classification")), int(told["num_classes"]), tuple(roster.get("moments", ()))
-        return Members([_member(entry["client_id"], entry["row"], entry["about"]) for entry in entries], *learned)
-
-
-def _member(name: str, row: int, about: Mapping[str, Any]) -> Member:
-    own = about.get("types") is not None or about.get("graph") is not None
-    return Member(name, row, about["train_examples"], about["size"], tuple(about.get("class_shares") or ()), own)
+        clients = []
+        for entry, about in ((entry, entry["about"]) for entry in entries):
+            shares = tuple(about.get("class_shares") or ())
+            own = about.get("types") is not None or about.get("graph") is not None
+            clients.append(
+                Member(entry["client_id"], entry["row"], about["train_examples"], about["size"], shares, own)
+            )
+        return Members(clients, *learned)
 
 
 def read_config(folder: Path, own_code: bool = True) -> RunConfig:
