@@ -22,7 +22,7 @@ from hyperbloom.common.metrics import title_of
 from hyperbloom.common.program.commands import Flag, command, execute, names
 from hyperbloom.server.compare.comparison import Cell, check_cells, open_comparison, run_cells
 from hyperbloom.server.compare.table import markdown, mean_and_deviation, plus_minus, read_results
-from hyperbloom.server.flags import SERIES, set_flag
+from hyperbloom.server.flags import ENGINES, OUT, set_flag
 from hyperbloom.server.grids.local_clients import client_settings
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.runs.course import Course
@@ -270,7 +270,8 @@ def slug(text: str) -> str:
     Flag("--rounds", "at most so many rounds of each method", type=click.IntRange(1), show_default="the paper's"),
     Flag("--root", "folder with the data sets' files", metavar="DIR"),
     set_flag("set a key of every run, such as sizes=[S]"),
-    *SERIES,
+    OUT,
+    Flag("--engine", "clients as processes over gRPC, or in this process", type=ENGINES, default="inline"),
     example="python -m figures.reproduce pfedhn-table1 --column cifar10-50 --root /data --rounds 500",
     epilog="exit codes: 0 all that can be run is complete, 2 wrong settings or missing data, 4 a method could not be "
     "trained, 130 Ctrl-C",

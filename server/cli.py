@@ -13,9 +13,10 @@ from hyperbloom.common.errors import ConfigError, printable
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, Program, command, execute, given, names, section
 from hyperbloom.common.program.plain import is_loopback
 from hyperbloom.common.program.signals import terminate_as_interrupt
+from hyperbloom.server.broker.log import trace
 from hyperbloom.server.commands.access import certs, clients, doctor
 from hyperbloom.server.commands.runs import app, compare, export, report, serve, tune, watch
-from hyperbloom.server.flags import ENGINES, LISTENING, OWN_CODE, TRACK, WEB, set_flag
+from hyperbloom.server.flags import ENGINES, LISTENING, OWN_CODE, SUPERLINK, TRACK, WEB, set_flag
 
 if TYPE_CHECKING:
     from hyperbloom.common.config import RunConfig
@@ -71,10 +72,6 @@ _RUN = section(
 )
 _GO_ON = "with --run-dir: begin the run, go on with it if it is there, end with code 0 if it is complete"
 _AT_ONCE = "with --engine inline: train the clients of a cohort at once"
-_SUPERLINK = (
-    "use the SuperLink whose HTTP API is there (flower-superlink --isolation process), and its nodes; its CA is "
-    "ca.pem in --certs"
-)
 _METRICS = "serve Prometheus metrics at this address, without HOST on loopback; port 0 takes a free one"
 _FLAGS = [
     *_RUN,
@@ -93,7 +90,7 @@ _FLAGS = [
         Flag("--vectorise/--no-vectorise", _AT_ONCE, default=None, show_default="on a CUDA device"),
         Flag("--workers", "with --engine inline: processes that train clients", type=click.IntRange(1), default=1),
         Flag("--local-clients", "start so many clients beside the server", default=0),
-        Flag("--superlink", _SUPERLINK, metavar="HOST:PORT"),
+        SUPERLINK,
         Flag("--serve-backbone", "let clients fetch the run's backbone (flower-client --fetch-backbone)", is_flag=True),
     ),
     *LISTENING,
@@ -151,10 +148,8 @@ def _start(ctx: click.Context, flags: dict[str, Any]) -> Path | None:
     machines = check(Machines, flags, "the flags of the run")
     _check(config, machines)
     if not resume:
-        _check_open(config, machines)
+        machines.check_open(config)
     if machines.engine == "grpc":
-        from hyperbloom.server.broker.log import trace
-
         trace()
     # A wrong flag is reported before this import, which takes seconds because of torch and Flower.
     from hyperbloom.server.runs.running import run_federation
@@ -193,21 +188,6 @@ def _check(config: "RunConfig", machines: "Machines") -> None:
         raise ConfigError(f"--local-clients: expected 0 to clients = {config.clients}, found {found}")
     if machines.engine == "grpc" and not machines.first_start:
         machines.certificates()
-
-
-def _check_open(config: "RunConfig", machines: "Machines") -> None:
-    """Raise a ConfigError if the first client from anywhere would decide how large the server's networks are.
-
-    One with a key is there by the coordinator's word.
-    """
-    if machines.engine != "grpc" or is_loopback(machines.host) or not machines.insecure:
-        return
-    for key, example in (("input_shape", "[3,32,32]"), ("num_classes", "10")):
-        if getattr(config, key) is None:
-            raise ConfigError(
-                f"--host {machines.host}: expected {key} of the run, such as --set {key}={example}; "
-                "without it the first client to come would decide it for all"
-            )
 
 
 def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, bool]:

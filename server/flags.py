@@ -17,11 +17,21 @@ WEB = "serve the live page at this address, without HOST on loopback; port 0 tak
 _TRACK = "tell a tracker: mlflow[:URI], wandb[:PROJECT], tensorboard[:DIR], a plug-in; may be repeated"
 TRACK = Flag("--track", _TRACK, multiple=True, metavar="NAME[:WHERE]")
 
+_SUPERLINK = (
+    "use the SuperLink whose HTTP API is there (flower-superlink --isolation process), and its nodes; its CA is "
+    "ca.pem in --certs"
+)
+SUPERLINK = Flag("--superlink", _SUPERLINK, metavar="HOST:PORT")
+
+_WHERE = "clients in this process, here over gRPC, or elsewhere: they join every run (flower-client --stay)"
+OUT = Flag("--out", "folder for all of it, a new one or one to go on with", type=FOLDER)
 SERIES = [
-    Flag("--out", "folder for all of it, a new one or one to go on with", type=FOLDER),
-    Flag("--engine", "clients as processes over gRPC, or in this process", type=ENGINES, default="inline"),
+    OUT,
+    Flag("--engine", _WHERE, type=click.Choice(["inline", "grpc", "elsewhere"]), default="inline"),
+    SUPERLINK,
+    *LISTENING,
 ]
-"""Flags that `compare` and `tune` share."""
+"""Flags that `compare` and `tune` share. Those after `--engine` belong to clients elsewhere."""
 
 
 def set_flag(text: str) -> Flag:

@@ -9,6 +9,7 @@ import click
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.commands import FILE, FOLDER, JSON, Flag, command, group, names
+from hyperbloom.server.broker.log import trace
 from hyperbloom.server.flags import LISTENING, OWN_CODE, SERIES, TRACK, WEB, set_flag
 
 _RUN = click.Argument(["run"], help="the run's folder", type=FOLDER)
@@ -70,8 +71,6 @@ def serve(run: Path, own_code: bool, **listening: Any) -> None:
     gets the model for all, the one written from its descriptor, or a mixture: what the run's novel clients found best.
     Ctrl-C stops the server.
     """
-    from hyperbloom.server.broker.log import trace
-
     trace()
     from rich.console import Console
 
@@ -142,31 +141,36 @@ def compare(
 
     Writes one table and one page. Every strategy and seed is an ordinary run folder under --out. Call the command
     again with the same --out to go on: finished runs are kept, and the others are run. You may add strategies and
-    seeds; any other change is refused. All clients run on this machine. To compare strategies with clients elsewhere,
-    use `flower-server --baselines`.
+    seeds; any other change is refused. All clients run on this machine, or with `--engine elsewhere` on theirs, from
+    where they join every run. (`flower-server --baselines` compares strategies in one run, with one seed.)
     """
     from hyperbloom.common.config import parse_assignment, read_yaml
 
     values = read_yaml(config) if config else {}
     overrides = dict(parse_assignment(text) for text in assignments)
+    if flags["engine"] == "elsewhere":
+        trace()
     # A wrong flag is reported before these imports, which take seconds because of torch and Flower.
     from rich.console import Console
 
-    from hyperbloom.server.compare.comparison import check_cells, open_comparison, plan, run_cells, shared_by
+    from hyperbloom.server.compare.comparison import check_cells, joining, open_comparison, plan, run_cells, shared_by
     from hyperbloom.server.compare.table import write_table
     from hyperbloom.server.watch.tracking import find_tracker
 
-    engine, track, as_json = flags["engine"], flags["track"], flags["as_json"]
+    engine, track, as_json = flags.pop("engine"), flags.pop("track"), flags.pop("as_json")
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
     cells = plan(out, names(strategies), seeds, values, overrides, str(config or "the command line"))
     check_cells(cells)
     for spec in track:
         find_tracker(spec)
     told = Console(stderr=as_json, soft_wrap=True, markup=False, highlight=False)
-    with open_comparison(out, shared_by(cells[0].config, engine), cells):
+    with (
+        open_comparison(out, shared_by(cells[0].config, engine), cells),
+        joining(engine, cells[0].config, out, told.print, flags) as grid,
+    ):
         going_on = f"the same command with --out {out} goes on where this one stops"
         told.print(f"comparison: {out} ({len(cells)} runs; {going_on})")
-        failures = run_cells(cells, engine, Console(stderr=as_json), track)
+        failures = run_cells(cells, engine, Console(stderr=as_json), grid, track)
         table = write_table(out, cells)
     print((out / "comparison.json").read_text() if as_json else f"\n{table}")
     told.print(f"everything is in {out}")
@@ -189,12 +193,15 @@ def tune(config: Path | None, assignments: tuple[str, ...], out: Path | None, **
 
     Successive halving: all combinations of --over are tried for a few rounds, the better half anew for twice as many,
     until two have run all rounds. Without --over, local rates and steps are tried. OUT/tuned.yaml is the best run, for
-    `flower-server --config`. Call it again with the same --out to go on. All clients run on this machine.
+    `flower-server --config`. Call it again with the same --out to go on. All clients run on this machine, or with
+    `--engine elsewhere` on theirs, from where they join every run.
     """
     from hyperbloom.common.config import make_run_config, parse_assignment, read_yaml
 
     values = read_yaml(config) if config else {}
     given = dict(parse_assignment(text) for text in assignments)
+    if flags["engine"] == "elsewhere":
+        trace()
 
     from hyperbloom.server.compare import tuning  # takes seconds, because of torch and Flower
 

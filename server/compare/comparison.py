@@ -21,11 +21,13 @@ from typing import Any
 
 from rich.console import Console
 
-from hyperbloom.common.config import RunConfig, dump_yaml, load_run_config, make_run_config, read_yaml
+from hyperbloom.common.config import RunConfig, check, dump_yaml, load_run_config, make_run_config, read_yaml
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.files.storage import claim, delete_unfinished, write_bytes, write_json
-from hyperbloom.server.grids.fleet import Machines
+from hyperbloom.server.grids.engine import open_grid
+from hyperbloom.server.grids.fleet import USUAL_PORT, Machines, Say
 from hyperbloom.server.loop.listener import Joined
+from hyperbloom.server.loop.post import Grid
 from hyperbloom.server.loop.session import check_run
 from hyperbloom.server.runs.checkpoint import has_begun, is_over, locked, refuse_difference
 from hyperbloom.server.runs.lines import CELL, COMPARISON
@@ -205,10 +207,29 @@ def _check_fits(cell: Cell) -> None:
         refuse_difference(found, cell.config.model_dump(mode="json", exclude=but), cell.folder, "--out")
 
 
-def run_cells(cells: Sequence[Cell], engine: str, console: Console, track: Sequence[str] = ()) -> list[HyperbloomError]:
+@contextmanager
+def joining(engine: str, config: RunConfig, out: Path, say: Say, where: Mapping[str, Any]) -> Iterator[Grid | None]:
+    """Open the grid at which clients `elsewhere` join every run, as the flags `where` say; None if clients are here."""
+    if engine != "elsewhere":
+        if given := [name for name, value in where.items() if value not in (None, 0, USUAL_PORT)]:
+            raise ConfigError(f"--{given[0]}: expected with --engine elsewhere, found --engine {engine}")
+        yield None
+        return
+    machines = check(Machines, {**where, "stay": True}, "the flags")
+    machines.check_open(config)
+    for line in machines.make_certificates():
+        say(line)
+    with open_grid(machines.with_port(), config, out, say, say) as (grid, _):
+        yield grid
+
+
+def run_cells(
+    cells: Sequence[Cell], engine: str, console: Console, grid: Grid | None = None, track: Sequence[str] = ()
+) -> list[HyperbloomError]:
     """Run the unfinished cells, each from its last checkpoint if it has one, and show them on a console.
 
-    Return the errors of cells whose clients could not be trained or do not fit; the other cells continue.
+    The clients are those at `grid`, or else here. Return the errors of cells whose clients could not be trained or do
+    not fit; the other cells continue.
 
     Raises:
         HyperbloomError: any other error, as it would stop every other cell too.
@@ -224,8 +245,10 @@ def run_cells(cells: Sequence[Cell], engine: str, console: Console, track: Seque
         print_line(console, f"{name}: begins")
         start, view = time.perf_counter(), _View(console)
         try:
-            after = _run(cell, engine, view, track)
+            after = _run(cell, engine, view, grid, track)
         except (CohortError, RefusedError) as error:
+            if grid is not None and not has_begun(cell.folder):  # clients elsewhere will lack in the next runs, too
+                raise
             failures.append(error)
             print_line(console, f"{name}: failed: {error}; {place}", "yellow")
             continue
@@ -237,13 +260,13 @@ def run_cells(cells: Sequence[Cell], engine: str, console: Console, track: Seque
     return failures
 
 
-def _run(cell: Cell, engine: str, view: TerminalView, track: Sequence[str]) -> int:
+def _run(cell: Cell, engine: str, view: TerminalView, grid: Grid | None, track: Sequence[str]) -> int:
     """Run a cell, from its last checkpoint if it has one; return the round after which it was resumed, or 0."""
     config, folder = cell.config, cell.folder
     if is_over(folder, config):  # it was stopped before cell.json was written
         return config.rounds
     own = {"insecure": 1, "local_clients": config.clients} if engine == "grpc" else {}  # all clients are here
-    machines = Machines.model_validate({"engine": engine, "port": 0, **own})
+    machines = Machines.model_validate({"engine": engine if grid is None else "grpc", "port": 0, **own})
     # A run writes a checkpoint before its first round, so rounds without any mean that checkpoints are damaged.
     resumes = bool(config.checkpoint_every) and has_begun(folder)
     if resumes:
@@ -252,7 +275,7 @@ def _run(cell: Cell, engine: str, view: TerminalView, track: Sequence[str]) -> i
         _empty(folder)
     try:
         with tracked(folder, track, partial(print_line, view.console)):
-            _, session, _ = play(folder, config, machines, resumes, view, lambda text, style="": None)
+            _, session, _ = play(folder, config, machines, resumes, view, lambda text, style="": None, grid=grid)
     except ConfigError as error:
         if not (text := str(error)).startswith("--resume: "):
             raise

@@ -7,6 +7,7 @@ https://arxiv.org/abs/1502.07943. All are tried for few rounds, the better half 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -18,9 +19,10 @@ from hyperbloom.common.config import RunConfig, dump_run_config, parse_assignmen
 from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.common.files.storage import write_bytes
 from hyperbloom.common.metrics import scale_of
-from hyperbloom.server.compare.comparison import Cell, check_cells, open_comparison, run_cells
+from hyperbloom.server.compare.comparison import Cell, check_cells, joining, open_comparison, run_cells
 from hyperbloom.server.compare.table import markdown
 from hyperbloom.server.runs.recorded import read_summary
+from hyperbloom.server.watch.view import print_line
 
 USUAL = ("local.learning_rate=0.005,0.02,0.1", "local.steps=10,50")
 OTHERS = "(?!(rounds|eval_every|seed|baselines|gains|select|task|novel|clients)=)[^=]+=.+"
@@ -58,17 +60,18 @@ def tune(
     seeds: int,
     engine: str,
     rounds: int | None = None,
+    **where: Any,
 ) -> str:
     """Search, or go on with a search; write tuned.md and tuned.yaml, the run with the best settings; return the table.
 
     `describe` returns the run with some changes, by dotted key. Each setting, budget and seed has a run folder. The
-    last settings have so many `rounds`, by default the run's.
+    last settings have so many `rounds`, by default the run's. `where` are the flags for clients elsewhere.
     """
-    base, grid = describe({}), grid_of(over or USUAL)
+    base, tried = describe({}), grid_of(over or USUAL)
     if rounds is not None:
         every = {"eval_every": min(base.eval_every, rounds)} if "eval_every" in base.model_fields_set else {}
         base = describe({"rounds": rounds, **every})
-    settings = [dict(zip(grid, choice, strict=True)) for choice in product(*grid.values())]
+    settings = [dict(zip(tried, choice, strict=True)) for choice in product(*tried.values())]
     names = [", ".join(f"{key}={value}" for key, value in each.items()) for each in settings]
 
     def cells(one: int, rounds: int) -> list[Cell]:
@@ -78,12 +81,13 @@ def tune(
 
     def score(left: Sequence[int], rounds: int) -> list[float]:
         plan = [cells(one, rounds) for one in left]
-        run_cells([cell for some in plan for cell in some], engine, Console())
+        run_cells([cell for some in plan for cell in some], engine, Console(), grid)
         return [fmean(map(_score, some)) for some in plan]
 
     last = [cell for one in range(len(settings)) for cell in cells(one, base.rounds)]
     check_cells(last)
-    with open_comparison(out, {"engine": engine, "seeds": seeds, "over": names, **base.model_dump(mode="json")}, last):
+    shared = {"engine": engine, "seeds": seeds, "over": names, **base.model_dump(mode="json")}
+    with open_comparison(out, shared, last), joining(engine, base, out, partial(print_line, Console()), where) as grid:
         rungs = halve(len(settings), base.rounds, score)
         best, highest = max(rungs[base.rounds].items(), key=lambda pair: pair[1])
         if highest == WORST:

@@ -70,7 +70,7 @@ def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tel
             number = f"I {f'from {first} to' if first < last else '='} {last}"
             say(f"run this on each machine, NAME its own and {'its own TABLE' if config.data.schema_file else number}:")
             flags, told = machines.invite(config.clients - len(settings))
-            say(f"  {printed_line(flags, config)}")
+            say(f"  {printed_line([*flags, *['--stay'] * machines.stay], config)}")
             if told:
                 say(told)
         with local_clients(settings, machines.client_flags(machines.local_address)) as watch:

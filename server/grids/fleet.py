@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from hyperbloom.common.config import Section
+from hyperbloom.common.config import RunConfig, Section
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.program.plain import check_insecure, is_loopback
 from hyperbloom.server.access import certificates as tls
@@ -51,6 +51,7 @@ class Machines(Section):
     web: str | None = None
     track: tuple[str, ...] = ()
     serve_backbone: bool = False
+    stay: bool = False  # clients wait for the next run of a series
 
     @field_validator("host", mode="before")
     @classmethod
@@ -98,6 +99,15 @@ class Machines(Section):
         hosts = tls.own_addresses() if self.host in ("0.0.0.0", "::") else [self.host]
         made = tls.describe(tls.init(Certificates().folder, hosts).folder)
         return [f"made for this server, once (docs/security.md): {line}" for line in made]
+
+    def check_open(self, config: RunConfig) -> None:
+        """Raise a ConfigError if the first client from anywhere, without a key, would decide the networks' sizes."""
+        examples = {"input_shape": "[3,32,32]", "num_classes": "10"}
+        missing = [key for key in examples if getattr(config, key) is None]
+        if missing and self.engine == "grpc" and self.insecure and not is_loopback(self.host):
+            such = f"{missing[0]} of the run, such as --set {missing[0]}={examples[missing[0]]}"
+            why = "without it the first client to come would decide it for all"
+            raise ConfigError(f"--host {self.host}: expected {such}; {why}")
 
     def invite(self, clients: int, newcomers: bool = False) -> tuple[list[str], str]:
         """Return the flags of `clients` clients, and a line about the token for those that are not registered yet.

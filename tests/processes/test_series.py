@@ -1,0 +1,75 @@
+"""Several runs with clients that stay: a search and a comparison over clients on machines of their own."""
+
+from pathlib import Path
+
+import pytest
+
+from hyperbloom.server.cli import main
+from hyperbloom.server.runs.recorded import read_summary
+from tests.processes.conftest import Process, Site
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+
+RUN = ["--set", "clients=2", "--set", "cohort=2", "--set", "data.max_train=60", "--set", "local.steps=5"]
+SEARCH = [*RUN, "--rounds", "2", "--over", "local.learning_rate=0.0001,0.05"]
+
+
+def staying(site: Site) -> list[Process]:
+    """Start the two clients of a run, each to stay for the next one."""
+    own = ("--data", "digits", "--max-train", "60", "--stay")
+    return [site.client(f"client-{i}", *own, "--partition", f"{i}/2") for i in range(2)]
+
+
+def series(site: Site, *flags: str) -> Process:
+    """Start a command that makes several runs."""
+    return site.start("hyperbloom.server", flags[0], *flags, "--engine", "elsewhere", "--insecure")
+
+
+def table(folder: Path) -> str:
+    """Return what a search has found."""
+    return (folder / "tuned.md").read_text()
+
+
+def test_a_search_over_clients_elsewhere_finds_what_it_finds_with_virtual_ones(site: Site, tmp_path: Path) -> None:
+    clients, out = staying(site), tmp_path / "search"
+    command = ["tune", *SEARCH, "--port", str(site.port), "--out", str(out)]
+    first = series(site, *command)
+    first.wait_for("2-0-seed0: ")
+    first.wait_for("2-1-seed0: begins")
+    first.interrupt()
+    assert first.wait() == 130
+    assert f"--server 127.0.0.1:{site.port} --insecure --stay --client-id NAME" in first.output
+    second = series(site, *command)
+    assert second.wait() == 0, second.output
+    assert "2-0-seed0: finished before, kept" in second.output
+    assert main(["tune", *SEARCH, "--out", str(tmp_path / "virtual")]) == 0
+    assert table(out) == table(tmp_path / "virtual")
+    assert [client.popen.poll() for client in clients] == [None, None], "they wait for the next run"
+    assert all(client.output.count("the run is over; waiting for the next one") >= 2 for client in clients)
+
+
+def test_a_search_whose_clients_never_come_stops_at_the_first_run(site: Site, tmp_path: Path) -> None:
+    short = ["--set", "join_timeout_s=1"]
+    search = series(site, "tune", *SEARCH, *short, "--port", str(site.port), "--out", str(tmp_path / "search"))
+    assert search.wait() == 4
+    assert "2-1-seed0" not in search.output and "Start the others" in search.output
+
+
+def test_a_comparison_over_clients_elsewhere(site: Site, tmp_path: Path) -> None:
+    clients, out = staying(site), tmp_path / "compared"
+    what = ["compare", "--strategies", "local,fedavg", "--seeds", "2", *RUN, "--set", "rounds=2"]
+    compared = series(site, *what, "--port", str(site.port), "--out", str(out))
+    assert compared.wait() == 0, compared.output
+    assert main([*what, "--out", str(tmp_path / "virtual")]) == 0
+    for name in ("local", "fedavg"):
+        ours, virtual = (read_summary(folder / f"{name}-seed0")[name] for folder in (out, tmp_path / "virtual"))
+        assert ours.metrics == virtual.metrics
+        assert (out / f"{name}-seed1/cell.json").exists()
+    assert [client.popen.poll() for client in clients] == [None, None]
+
+
+def test_flags_for_clients_elsewhere_are_refused_where_clients_are_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *SEARCH, "--host", "0.0.0.0", "--out", str(tmp_path / "search")]) == 2
+    assert "--host: expected with --engine elsewhere, found --engine inline" in capsys.readouterr().err
