@@ -7,6 +7,7 @@ import pytest
 from hyperbloom.server.cli import main
 from hyperbloom.server.runs.recorded import read_summary
 from tests.processes.conftest import Process, Site
+from tests.processes.test_flower_app import stock
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
@@ -46,6 +47,17 @@ def test_a_search_over_clients_elsewhere_finds_what_it_finds_with_virtual_ones(s
     assert table(out) == table(tmp_path / "virtual")
     assert [client.popen.poll() for client in clients] == [None, None], "they wait for the next run"
     assert all(client.output.count("the run is over; waiting for the next one") >= 2 for client in clients)
+
+
+def test_a_search_on_a_superlink_that_is_there(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address = ["--fleet-api-address", f"127.0.0.1:{site.port}"]
+    with stock(tmp_path / "link", "--isolation", "process", *address) as (link, _):
+        clients, out = staying(site), tmp_path / "search"
+        at = ["--engine", "elsewhere", "--superlink", link.control, "--insecure"]
+        assert main(["tune", *SEARCH, *at, "--out", str(out)]) == 0, capsys.readouterr().out
+        assert [client.popen.poll() for client in clients] == [None, None]
+    assert main(["tune", *SEARCH, "--out", str(tmp_path / "virtual")]) == 0
+    assert table(out) == table(tmp_path / "virtual")
 
 
 def test_a_search_whose_clients_never_come_stops_at_the_first_run(site: Site, tmp_path: Path) -> None:
