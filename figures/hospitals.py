@@ -15,6 +15,7 @@ patients of all hospitals in one place. Their regularisation has the least valid
 
 import argparse
 import csv
+import itertools
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -61,15 +62,20 @@ def write_table(path: Path) -> str:
 
 
 def measure(setting: str, strategy: str, seed: int) -> Line:
-    """Run a strategy; return its line: the test accuracy of each hospital in percent."""
+    """Run a strategy; return its line: the test accuracy of each hospital in percent at the selected round.
+
+    `last` is the mean over hospitals at the last round, `later` that over the evaluations of the later half as well.
+    """
     with tempfile.TemporaryDirectory() as folder:
         data = {"name": write_table(Path(folder) / "patients.csv"), "schema_file": str(SCHEMA), "split": "owner"}
         own = {**SETTINGS[setting], "data": data | SETTINGS[setting].get("data", {})}
         values = {"strategy": strategy, "clients": 4, "seed": seed, "gains": False, **own}
         done = play(make_run_config({}, values, "figures.hospitals"), run_dir=Path(folder) / "run")
         rows = sorted(done.accuracy, key=lambda row: row["client"])
+        means = [row["test_mean"] for row in done.metrics if "test_mean" in row]
     accuracy = [round(row["test_accuracy"], 2) for row in rows]
-    return {"setting": setting, "strategy": strategy, "seed": seed, "round": rows[0]["round"], "test": accuracy}
+    line = {"setting": setting, "strategy": strategy, "seed": seed, "round": rows[0]["round"], "test": accuracy}
+    return line | {"last": round(means[-1], 2), "later": round(float(np.mean(means[len(means) // 2 :])), 2)}
 
 
 Part = tuple[np.ndarray, np.ndarray]  # inputs (N, D) and labels (N,)
@@ -145,6 +151,28 @@ def table(lines: Sequence[Line]) -> str:
     return "\n".join(parts)
 
 
+def rounds(lines: Sequence[Line]) -> str:
+    """Return what the choice of a round on few validation patients is worth: means over hospitals and seeds."""
+    heads = [
+        "setting",
+        "strategy",
+        "seeds",
+        "selected round",
+        "last round",
+        "mean of the later half",
+        "selected over it",
+    ]
+    parts = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for setting, strategy in itertools.product(SETTINGS, STRATEGIES):
+        some = [line for line in lines if (line["setting"], line["strategy"]) == (setting, strategy) and "last" in line]
+        if len(some) > 1:
+            selected = np.array([np.mean(line["test"]) for line in some])
+            last, later = (np.array([line[key] for line in some]) for key in ("last", "later"))
+            cells = [setting, strategy, str(len(some)), *(f"{each.mean():.1f}" for each in (selected, last, later))]
+            parts.append(f"| {' | '.join([*cells, _difference(selected - later)])} |")
+    return "\n".join(parts)
+
+
 def regressions(lines: Sequence[Line]) -> str:
     """Return means over hospitals of the regressions, and how far they are ahead of each hospital's own."""
     parts = ["| logistic regression | seeds | accuracy | over each alone |", f"|{' --- |' * 4}"]
@@ -184,7 +212,11 @@ def _append(path: Path, lines: Sequence[Line]) -> None:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-TABLES = {"hospitals": lambda: table(read(RESULTS)), "regressions": lambda: regressions(read(RESULTS))}
+TABLES = {
+    "hospitals": lambda: table(read(RESULTS)),
+    "rounds": lambda: rounds(read(RESULTS)),
+    "regressions": lambda: regressions(read(RESULTS)),
+}
 
 if __name__ == "__main__":
     main()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
+import hyperbloom
 from figures import hospitals
 from hyperbloom.common.data.load import load_client_data
 from hyperbloom.common.data.spec import DataSpec
@@ -80,3 +82,28 @@ def test_alone_is_the_regression_with_the_least_mean_loss_on_validation_patients
         losses.append(np.mean([log_loss(y, m.predict_proba(x)) for m, (_, (x, y), _) in zip(fitted, two, strict=True)]))
         tests.append([m.score(*test) for m, (_, _, test) in zip(fitted, two, strict=True)])
     assert hospitals.regress(two, hospitals.ALONE) == tests[int(np.argmin(losses))]
+
+
+def test_the_choice_of_a_round_is_compared_with_the_mean_of_the_later_half() -> None:
+    def line(seed: int, **more: float) -> hospitals.Line:
+        return {"setting": "defaults", "strategy": "local", "seed": seed, "test": [80.0 + seed, 90.0 + seed], **more}
+
+    lines = [line(0, last=84.0, later=83.0), line(1, last=85.0, later=86.0), line(2)]  # the third is of an earlier run
+    (row,) = hospitals.rounds(lines).splitlines()[2:]
+    assert row == "| defaults | local | 2 | 85.5 | 84.5 | 84.5 | +1.0 (+0.0 to +2.0) |"
+
+
+def test_a_line_has_the_mean_of_the_later_half_of_the_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hospitals.SETTINGS, "short", {"rounds": 5, "eval_every": 1, "local": {"steps": 1}})
+    runs: list[hyperbloom.Run] = []
+
+    def play(*args: Any, **more: Any) -> hyperbloom.Run:
+        runs.append(hyperbloom.run(*args, **more))
+        assert [row["round"] for row in runs[0].metrics if "test_mean" in row] == [1, 2, 3, 4, 5]
+        means.extend(row["test_mean"] for row in runs[0].metrics if "test_mean" in row)
+        return runs[0]
+
+    means: list[float] = []
+    monkeypatch.setattr(hospitals, "play", play)
+    found = hospitals.measure("short", "local", 0)
+    assert (found["last"], found["later"]) == (round(means[-1], 2), round(sum(means[2:]) / 3, 2))
