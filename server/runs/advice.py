@@ -97,7 +97,7 @@ def advise(
 def _of_clients(members: Sequence[Member]) -> Iterator[str]:
     """Yield what the clients' sizes and class shares suggest before any training."""
     sizes, told = [member.examples for member in members], [each.shares for each in members if each.shares]
-    hint = "few, and others help most where they are few" if median(sizes) < FEW else "many, so alone may be enough"
+    hint = "few, and others help most where they are few" if median(sizes) < FEW else "the scores say if others help"
     span = f"{min(sizes)} to {max(sizes)} training examples, the median is {median(sizes):g}"
     yield f"{len(sizes)} clients have {span}: {hint}"
     if len(told) < 2:

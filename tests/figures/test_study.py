@@ -31,7 +31,7 @@ def test_what_is_there_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert "expected one of way, seed" in capsys.readouterr().err and len(played) == 4
 
 
-@pytest.mark.parametrize("name", ["compression", "membership", "newcomers", "robust", "secure_aggregation"])
+@pytest.mark.parametrize("name", ["compression", "membership", "newcomers", "probes", "robust", "secure_aggregation"])
 def test_all_runs_of_a_study_are_committed(name: str) -> None:
     study = import_module(f"figures.{name}").STUDY
     found = read(study.results)

@@ -123,7 +123,7 @@ def test_sizes_and_class_shares_are_reasons() -> None:
     assert shares == "class shares are not known (flower-client --disclose-class-shares tells them)"
     unlike = [(1.0, 0.0, 0.0), (0.0, 0.5, 0.5), (0.5, 0.5, 0.0)]  # distances 1, 1/2 and 1/2
     many, shares = of(BETTER, members(500, unlike)).says[:2]
-    assert many.endswith("the median is 500: many, so alone may be enough")
+    assert many.endswith("the median is 500: the scores say if others help")
     assert "differ by 0.67 on average" in shares and "3 of 6 tell): a model for each suits that" in shares
     alike = of(BETTER, members(500, [(0.5, 0.5)] * 2)).says[1]
     assert "differ by 0.00 on average" in alike and "2 of 6 tell): one model may suit all" in alike
