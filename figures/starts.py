@@ -12,7 +12,7 @@ import json
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks.pays_sets import SETS
 from figures.pages import read, table_row
-from hyperbloom.common.config import make_run_config
+from hyperbloom.common.config import RunConfig, make_run_config
 from hyperbloom.common.layout import Weights
 from hyperbloom.server.library import run as play
 from hyperbloom.strategies import pfedhn
@@ -72,6 +72,10 @@ FEDAVG_FIRST = {"10 rounds of FedAvg first": 10, "20 rounds of FedAvg first": 20
 VARIANTS = STARTS | RATES | NEARNESS | STEPS | TRAINING
 ROUNDS = 40
 """Of the runs that compare all variants; shorter ones compare `NEARNESS`, longer ones `STEPS` alone."""
+LONG = 5 * ROUNDS
+"""Of the runs of the default that say what `PATIENCE` costs."""
+PATIENCE = (2, 3, 5, 10)
+"""Evaluations after which a run ends in which nothing became better."""
 SMALL = tuple(SETS)[:3] + tuple(SETS)[4:6]
 """Those with small networks, of which a run takes seconds."""
 UNCHANGED = frozenset(SMALL) - {"airline tweets, users"}
@@ -163,12 +167,30 @@ def measure(args: argparse.Namespace, name: str, variant: str, rounds: int, seed
     values: dict[str, Any] = {"rounds": rounds, "seed": seed}
     values |= {"clients": federation.clients, "cohort": federation.cohort}
     values |= {"gains": False, "data": federation.data(args.data_dir, args.shared, args.work)}
+    config = make_run_config(values, VARIANTS[variant], "figures.starts")
     with changed(variant):
-        done = play(make_run_config(values, VARIANTS[variant], "figures.starts"), run_dir=folder)
-    found = [row["val_mean"] for row in done.metrics if "val_mean" in row]
+        done = play(config, run_dir=folder)
+    found = {row["round"]: row["val_mean"] for row in done.metrics if "val_mean" in row}
     shutil.rmtree(folder)
     line = {"set": name, "variant": variant, "rounds": rounds, "seed": seed}
-    return line | {"selected": round(max(found), 2)}
+    line |= {"selected": round(max(found.values()), 2)}
+    return line | ({"patience": stops(config, found)} if variant == DEFAULT and rounds == LONG else {})
+
+
+def stops(config: RunConfig, scores: Mapping[int, float]) -> dict[str, tuple[int, float]]:
+    """Return where each of `PATIENCE` ends a run with these scores by round, and the best score until then.
+
+    Nothing else depends on patience: the rate decays over all rounds that the run may have.
+    """
+    ends = {}
+    for patience in PATIENCE:
+        patient, best = config.model_copy(update={"patience": patience}), 0
+        for number, score in scores.items():
+            best = best if best and scores[best] >= score else number
+            if patient.has_lost_patience(best, number):
+                break
+        ends[str(patience)] = (number, round(scores[best], 2))
+    return ends
 
 
 def variants(name: str, seed: int, rounds: int = ROUNDS) -> list[str]:
@@ -176,7 +198,7 @@ def variants(name: str, seed: int, rounds: int = ROUNDS) -> list[str]:
     if rounds < ROUNDS:
         return [] if name in SCANS + LARGE else list(NEARNESS)
     if rounds > ROUNDS:
-        return list(STEPS) if name in LARGE[2:] else []
+        return [DEFAULT] if name in SMALL and rounds == LONG else list(STEPS) if name in LARGE[2:] else []
     if name in LARGE:
         rates = (each for each in RATES if each not in (SAME, EARLIER) and seed == 0)
         return [AS_WRITTEN, SAME, *rates, *NEARNESS, DEFAULT]
@@ -205,6 +227,20 @@ def table(lines: Sequence[Line]) -> str:
     return "\n".join(parts[1:])
 
 
+def patience(lines: Sequence[Line]) -> str:
+    """Return as Markdown what patience costs: means over seeds of the score, and of the rounds until the end."""
+    parts = [table_row(["data", "seeds", f"{LONG} rounds", *(f"patience {each}" for each in PATIENCE)])]
+    parts.append(table_row(["---"] * (3 + len(PATIENCE))))
+    for name in SMALL:
+        if some := [line for line in lines if line["set"] == name and "patience" in line]:
+            cells = [name, str(len(some)), f"{statistics.fmean(line['selected'] for line in some):.1f}"]
+            for each in PATIENCE:
+                ends, scores = zip(*(line["patience"][str(each)] for line in some), strict=True)
+                cells.append(f"{statistics.fmean(scores):.1f} ({statistics.fmean(ends):.0f})")
+            parts.append(table_row(cells))
+    return "\n".join(parts)
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -212,7 +248,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--shared", type=Path, default=Path("../shared/data"), help="folder with the tables")
     parser.add_argument("--work", type=Path, default=Path("runs/starts"), help="folder for runs that are not over")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--rounds", type=int, nargs="+", default=(10, 20, ROUNDS, 2 * ROUNDS))
+    parser.add_argument("--rounds", type=int, nargs="+", default=(10, 20, ROUNDS, 2 * ROUNDS, LONG))
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
     parser.add_argument("--sets", nargs="+", default=[""], help="how the names of the sets begin")
     args = parser.parse_args(words)
@@ -228,7 +264,7 @@ def main(words: Sequence[str] | None = None) -> None:
     print(table(read(args.results)))
 
 
-TABLES = {"table": lambda: table(read(RESULTS))}
+TABLES = {"table": lambda: table(read(RESULTS)), "patience": lambda: patience(read(RESULTS))}
 
 if __name__ == "__main__":
     main()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import hyperbloom
 from figures.starts import (
     AS_WRITTEN,
     BODY,
@@ -20,6 +21,7 @@ from figures.starts import (
     SMALL,
     STEPS,
     changed,
+    stops,
     table,
     variants,
 )
@@ -57,7 +59,11 @@ def test_large_networks_are_run_with_other_rates_with_the_first_seed() -> None:
 
 def test_short_runs_compare_whether_training_begins_nearer_as_the_rate_decays_and_long_ones_the_steps() -> None:
     assert variants(SMALL[0], 0, 10) == [FIXED, EARLIER] and variants(LARGE[0], 0, 10) == []
-    assert variants(SMALL[0], 0, 80) == [] and variants(LARGE[-1], 0, 80) == list(STEPS)
+    assert (
+        variants(SMALL[0], 0, 80) == []
+        and variants(SMALL[0], 0, 200) == [DEFAULT]
+        and variants(LARGE[-1], 0, 80) == list(STEPS)
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,3 +128,14 @@ def test_rounds_of_fedavg_are_fedavgs_and_deviations_begin_at_zero_after_them() 
     for number in range(10):
         torch.testing.assert_close(used["pfedhn"][number], used["fedavg"][number])
     assert not torch.allclose(used["pfedhn"][10], used["fedavg"][10])
+
+
+def test_a_run_with_patience_ends_where_the_scores_of_the_whole_run_say() -> None:
+    values = {"clients": 4, "cohort": 2, "rounds": 30, "eval_every": 1, "gains": False, "local": {"steps": 2}}
+    values |= {"data": {"name": "heart-disease", "split": "owner"}}
+    whole = hyperbloom.run(values)
+    scores = {row["round"]: row["val_mean"] for row in whole.metrics if "val_mean" in row}
+    for patience, (end, best) in stops(make_run_config(values, {}, "test"), scores).items():
+        ended = hyperbloom.run({**values, "patience": int(patience)})
+        found = {row["round"]: row["val_mean"] for row in ended.metrics if "val_mean" in row}
+        assert (max(found), round(max(found.values()), 2)) == (end, best)
