@@ -85,3 +85,21 @@ def test_flags_for_clients_elsewhere_are_refused_where_clients_are_here(
 ) -> None:
     assert main(["tune", *SEARCH, "--host", "0.0.0.0", "--out", str(tmp_path / "search")]) == 2
     assert "--host: expected with --engine elsewhere, found --engine inline" in capsys.readouterr().err
+
+
+def test_the_first_client_from_anywhere_decides_nothing_in_a_series_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    anywhere = ["--engine", "elsewhere", "--insecure", "--insecure", "--host", "0.0.0.0"]
+    assert main(["tune", *SEARCH, *anywhere, "--out", str(tmp_path / "search")]) == 2
+    assert "--host 0.0.0.0: expected input_shape of the run" in capsys.readouterr().err
+
+
+def test_the_first_start_of_a_series_makes_certificates_and_invites_clients(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYPERBLOOM_CERTS", raising=False)
+    short = ["--engine", "elsewhere", "--port", str(site.port), "--set", "join_timeout_s=1"]
+    assert main(["tune", *SEARCH, *short, "--out", "search"]) == 4
+    assert (tmp_path / "certs/server.pem").is_file() and " --token HB1." in capsys.readouterr().out
