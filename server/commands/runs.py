@@ -164,10 +164,8 @@ def compare(
     for spec in track:
         find_tracker(spec)
     told = Console(stderr=as_json, soft_wrap=True, markup=False, highlight=False)
-    with (
-        open_comparison(out, shared_by(cells[0].config, engine), cells),
-        joining(engine, cells[0].config, out, told.print, flags) as grid,
-    ):
+    clients = joining(engine, cells[0].config, out, told.print, flags)
+    with open_comparison(out, shared_by(cells[0].config, engine), cells), clients as (grid, _):
         going_on = f"the same command with --out {out} goes on where this one stops"
         told.print(f"comparison: {out} ({len(cells)} runs; {going_on})")
         failures = run_cells(cells, engine, Console(stderr=as_json), grid, track)

@@ -13,7 +13,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -207,20 +207,23 @@ def _check_fits(cell: Cell) -> None:
         refuse_difference(found, cell.config.model_dump(mode="json", exclude=but), cell.folder, "--out")
 
 
-@contextmanager
-def joining(engine: str, config: RunConfig, out: Path, say: Say, where: Mapping[str, Any]) -> Iterator[Grid | None]:
-    """Open the grid at which clients `elsewhere` join every run, as the flags `where` say; None if clients are here."""
+def joining(
+    engine: str, config: RunConfig, out: Path, say: Say, where: Mapping[str, Any]
+) -> AbstractContextManager[tuple[Grid | None, object]]:
+    """Return a context with the grid at which clients `elsewhere` join every run, None if clients are here.
+
+    Raises:
+        ConfigError: the flags `where` are wrong. This is raised now, before anything is opened.
+    """
     if engine != "elsewhere":
         if given := [name for name, value in where.items() if value not in (None, 0, USUAL_PORT)]:
             raise ConfigError(f"--{given[0]}: expected with --engine elsewhere, found --engine {engine}")
-        yield None
-        return
+        return nullcontext((None, None))
     machines = check(Machines, {**where, "stay": True}, "the flags")
     machines.check_open(config)
     for line in machines.make_certificates():
         say(line)
-    with open_grid(machines.with_port(), config, out, say, say) as (grid, _):
-        yield grid
+    return open_grid(machines.with_port(), config, out, say, say)
 
 
 def run_cells(

@@ -87,7 +87,8 @@ def tune(
     last = [cell for one in range(len(settings)) for cell in cells(one, base.rounds)]
     check_cells(last)
     shared = {"engine": engine, "seeds": seeds, "over": names, **base.model_dump(mode="json")}
-    with open_comparison(out, shared, last), joining(engine, base, out, partial(print_line, Console()), where) as grid:
+    clients = joining(engine, base, out, partial(print_line, Console()), where)
+    with open_comparison(out, shared, last), clients as (grid, _):
         rungs = halve(len(settings), base.rounds, score)
         best, highest = max(rungs[base.rounds].items(), key=lambda pair: pair[1])
         if highest == WORST:

@@ -93,6 +93,7 @@ def test_the_first_client_from_anywhere_decides_nothing_in_a_series_either(
     anywhere = ["--engine", "elsewhere", "--insecure", "--insecure", "--host", "0.0.0.0"]
     assert main(["tune", *SEARCH, *anywhere, "--out", str(tmp_path / "search")]) == 2
     assert "--host 0.0.0.0: expected input_shape of the run" in capsys.readouterr().err
+    assert not (tmp_path / "search").exists(), "so the same command with an input shape begins"
 
 
 def test_the_first_start_of_a_series_makes_certificates_and_invites_clients(
