@@ -220,8 +220,8 @@ def table(lines: Sequence[Line]) -> str:
             runs = {each: {x["seed"]: x["selected"] for x in here if x["variant"] == each} for each in columns}
             if AS_WRITTEN in columns and name in UNCHANGED:
                 runs[AS_WRITTEN] = runs[SAME]
-            if len(some := [each for each in runs.values() if each]) > 1:
-                seeds = set.intersection(*map(set, some))
+            some = [set(each) for each in runs.values() if each]
+            if len(some) > 1 and (seeds := set.intersection(*some)):
                 means = (f"{statistics.fmean(run[seed] for seed in seeds):.1f}" if run else "" for run in runs.values())
                 parts.append(table_row([name, str(rounds), str(len(seeds)), *means]))
     return "\n".join(parts[1:])
