@@ -156,6 +156,7 @@ def compare(
     from hyperbloom.server.compare.comparison import check_cells, joining, open_comparison, plan, run_cells, shared_by
     from hyperbloom.server.compare.table import write_table
     from hyperbloom.server.watch.tracking import find_tracker
+    from hyperbloom.server.watch.view import print_line
 
     engine, track, as_json = flags.pop("engine"), flags.pop("track"), flags.pop("as_json")
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
@@ -164,7 +165,7 @@ def compare(
     for spec in track:
         find_tracker(spec)
     told = Console(stderr=as_json, soft_wrap=True, markup=False, highlight=False)
-    clients = joining(engine, cells[0].config, out, told.print, flags)
+    clients = joining(engine, cells[0].config, out, partial(print_line, told), flags)
     with open_comparison(out, shared_by(cells[0].config, engine), cells), clients as (grid, _):
         going_on = f"the same command with --out {out} goes on where this one stops"
         told.print(f"comparison: {out} ({len(cells)} runs; {going_on})")

@@ -143,9 +143,7 @@ class _Loop:
         if places < 1 or not self.federation.idle_count:
             return
         candidates = self.of.candidates()
-        if (
-            self.open_orders
-        ):  # a client that has just failed waits: the replies of the others decide whether to continue
+        if self.open_orders:  # a client that has just failed waits: the replies of the others decide whether to go on
             candidates = [client for client in candidates if client.row not in self._failed]
         clients = draw(self.config.seed, self._draws + 1, places, candidates)
         if not clients:
