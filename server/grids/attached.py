@@ -96,7 +96,8 @@ def attached(address: str, ca: bytes | None = None) -> Iterator[LiveGrid]:
         with _task(address, ca) as superlink:
             yield LiveGrid(superlink)
     except httpx.HTTPError as error:
-        raise ConnectionFailed(f"the SuperLink at {address} does not answer ({error})") from None
+        on = "--resume goes on with a run that has begun, the same command with a comparison or a search"
+        raise ConnectionFailed(f"the SuperLink at {address} does not answer ({error}); {on}") from None
     except ssl.SSLError:
         raise ConfigError("--certs: its ca.pem holds no certificate") from None
 
