@@ -169,9 +169,9 @@ def _inject(module: nn.Module, head: tuple[str, ...], how: Adapt) -> Any:
     }
     plain = [n for n, part in layers.items() if not isinstance(part, nn.Embedding) and getattr(part, "groups", 1) == 1]
     if how.targets is None:
-        types = (getattr(getattr(part, "config", None), "model_type", "") for part in module.modules())
+        architectures = (getattr(getattr(part, "config", None), "model_type", "") for part in module.modules())
         known = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-        usual = known.get(next(filter(None, types), ""), ())
+        usual = known.get(next(filter(None, architectures), ""), ())
         targets = [name for name in plain if name.rpartition(".")[2] in usual] or plain
     else:
         # Shell patterns, because a server may lie, and some regular expressions take for ever.
