@@ -110,7 +110,7 @@ def changed(variant: str) -> ExitStack:
 
 
 def learn_after(rounds: int) -> Callable[[pfedhn.PFedHN, Sequence[Update]], None]:
-    """Return a way to learn that only averages the network for all in some first rounds, as FedAvg does.
+    """Return a way to learn that in the first rounds only averages the network for all, as FedAvg does.
 
     Deviations from it are zero until then. All clients have one size.
     """

@@ -250,7 +250,7 @@ def run_cells(
         try:
             after = _run(cell, engine, view, grid, track)
         except (CohortError, RefusedError) as error:
-            if grid is not None and not has_begun(cell.folder):  # who did not come here is missing in the next run, too
+            if grid is not None and not has_begun(cell.folder):  # whoever is missing here will be missing again
                 raise
             failures.append(error)
             print_line(console, f"{name}: failed: {error}; {place}", "yellow")
