@@ -37,7 +37,7 @@ class Reproduction:
         table: the table.
         column: of the table.
         methods: rows; None for all.
-        seeds: number of seeds, from 0 on.
+        seeds: of the runs.
         rounds: upper limit; None for the paper's.
         overrides: keys of every run, by dotted name.
     """
@@ -46,7 +46,7 @@ class Reproduction:
     table: PaperTable
     column: str
     methods: Sequence[str] | None
-    seeds: int
+    seeds: Sequence[int]
     rounds: int | None
     overrides: Mapping[str, Any]
 
@@ -91,7 +91,7 @@ class Reproduction:
     def cells(self, out: Path) -> list[Cell]:
         """Return the cells to run, seed by seed."""
         methods = [method for method in self.rows if method not in self.why_not]
-        return [cell for seed in range(self.seeds) for method in methods for cell in self._cells(method, seed, out)]
+        return [cell for seed in self.seeds for method in methods for cell in self._cells(method, seed, out)]
 
     def _cells(self, method: str, seed: int, out: Path) -> list[Cell]:
         """Return a method's run, preceded by the run that it starts from, if any."""
@@ -235,10 +235,10 @@ def _differences(wanted: Reproduction, results: Mapping[str, Sequence[Course]]) 
         of_paper, here = table.config(method, wanted.column).rounds, wanted.config(method).rounds
         if here != of_paper:
             notes.append(f"{method}: {here} rounds, not {of_paper}")
-        if 0 < len(results.get(method, ())) < wanted.seeds:
-            notes.append(f"{method}: {len(results[method])} of {wanted.seeds} seeds are finished")
-    if table.seeds and wanted.seeds != table.seeds:
-        notes.append(f"seeds: {wanted.seeds}, not {table.seeds}")
+        if 0 < len(results.get(method, ())) < len(wanted.seeds):
+            notes.append(f"{method}: {len(results[method])} of {len(wanted.seeds)} seeds are finished")
+    if table.seeds and len(wanted.seeds) != table.seeds:
+        notes.append(f"seeds: {len(wanted.seeds)}, not {table.seeds}")
     there = [method for method in wanted.rows if table.methods[method].there]
     for key, value in wanted.overrides.items():
         takers = [method for method in there if table.takes(method, key)]
@@ -266,7 +266,8 @@ def slug(text: str) -> str:
     Flag("--list listed", "list tables and columns, and what can be run here", is_flag=True),
     Flag("--column", "column of the table"),
     Flag("--methods", "rows of the table", metavar="A,B", show_default="all that there are"),
-    Flag("--seeds", "how many, from 0 on", type=click.IntRange(1), show_default="the paper's, else 3"),
+    Flag("--seeds", "how many", type=click.IntRange(1), show_default="the paper's, else 3"),
+    Flag("--first-seed", "the seeds count from here", type=click.IntRange(0), default=0),
     Flag("--rounds", "at most so many rounds of each method", type=click.IntRange(1), show_default="the paper's"),
     Flag("--root", "folder with the data sets' files", metavar="DIR"),
     set_flag("set a key of every run, such as sizes=[S]"),
@@ -282,6 +283,7 @@ def program(
     column: str | None,
     methods: str | None,
     seeds: int | None,
+    first_seed: int,
     rounds: int | None,
     root: str | None,
     assignments: tuple[str, ...],
@@ -306,7 +308,8 @@ def program(
     paper = load_table(table)
     column = choose_column(paper, column)
     rows = None if methods is None else names(methods)
-    wanted = Reproduction(table, paper, column, rows, seeds or paper.seeds or 3, rounds, overrides)
+    asked = range(first_seed, first_seed + (seeds or paper.seeds or 3))
+    wanted = Reproduction(table, paper, column, rows, asked, rounds, overrides)
     return reproduce(wanted, out or Path("runs") / f"reproduce-{table}-{column}", engine)
 
 

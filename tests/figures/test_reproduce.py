@@ -104,6 +104,14 @@ def test_ours_stand_beside_the_papers(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.count("finished before, kept") == 2
 
 
+def test_seeds_may_begin_elsewhere(tmp_path: Path) -> None:
+    flags = ["small", "--column", "whole", "--methods", "One", "--root", str(tmp_path), "--rounds", "2", "--out"]
+    assert main([*flags, str(tmp_path / "first"), "--seeds", "2"]) == 0
+    assert main([*flags, str(tmp_path / "second"), "--seeds", "1", "--first-seed", "1"]) == 0
+    assert [path.name for path in (tmp_path / "second").glob("one-*")] == ["one-seed1"]
+    assert accuracy(tmp_path / "second/one-seed1", "fedavg") == accuracy(tmp_path / "first/one-seed1", "fedavg")
+
+
 def test_parts_are_means_over_their_clients(tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ["--seeds", "1", "--out", str(out), "--set", "local.steps=2"]
