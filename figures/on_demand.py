@@ -399,34 +399,49 @@ def noise_table(lines: Sequence[Mapping[str, Any]], runs: Mapping[str, str]) -> 
 
 
 SHIFTS = [("blur", 0.0), ("blur", 0.5), ("blur", 1.0), ("blur", 2.0), *(("rotation", each) for each in ANGLES[1:])]
+FEW_SHIFTS = [*(("blur", each) for each in (0.0, 1.0, 2.0, 3.0)), ("rotation", 30.0), ("rotation", 60.0)]
+Shifts = Sequence[tuple[str, float]]
+Rows = Mapping[str, tuple[Sequence[str], str]]
+"""Runs, which differ in their seeds, and a method of them, by title."""
 
 
-def shift_table(lines: Sequence[Mapping[str, Any]], rows: Mapping[str, tuple[str, str]]) -> str:
-    """Return as Markdown the accuracy after each change of images, of runs and methods by their titles.
+def shift_table(lines: Sequence[Mapping[str, Any]], rows: Rows, shifts: Shifts, unlike: bool = False) -> str:
+    """Return as Markdown the accuracy of each run after each change of images.
 
-    In brackets is the percentage of clients that are told that nobody like them has trained.
+    With `unlike`, the percentage of clients that are told that nobody like them has trained stands in brackets.
     """
-    heads = ["", "as it is", *(f"{kind} {amount:g}" for kind, amount in SHIFTS[1:])]
+    heads = ["", "as it is", *(f"{kind} {amount:g}" for kind, amount in shifts[1:])]
     made = [table_row(heads), table_row(["---"] * len(heads))]
-    for title, (run, method) in rows.items():
-        keys = {"figure": "shift", "run": run, "method": method}
-        found = {(line["kind"], line["amount"]): line for line in lines if line.items() >= keys.items()}
-        told = (found[shift] for shift in SHIFTS)
-        cells = (f"{one['accuracy']:.1f}" + (f" ({one['unlike']})" if "unlike" in one else "") for one in told)
-        made.append(table_row([title, *cells]))
+    for title, (runs, method) in rows.items():
+        found = {
+            (line["run"], line["kind"], line["amount"]): f"{line['accuracy']:.1f}"
+            + (f" ({line['unlike']})" if unlike and "unlike" in line else "")
+            for line in lines
+            if line["figure"] == "shift" and line["method"] == method
+        }
+        made.append(table_row([title, *(", ".join(found[run, *shift] for run in runs) for shift in shifts)]))
     return "\n".join(made)
 
 
 PRIVATE = {"CIFAR-10": "cifar10-private", "MNIST": "mnist-private"}
 TRAINED = "cifar10-100-150-pathological-odpfl"
 CHANGED = {
-    "odpfl": (f"{TRAINED}-0", "odpfl"),
-    "odpfl, `encoder=private`": (f"{TRAINED}-private-0", "odpfl"),
-    "fedavg": (f"{TRAINED}-0", "fedavg"),
+    "odpfl": ([f"{TRAINED}-0"], "odpfl"),
+    "odpfl, `encoder=private`": ([f"{TRAINED}-private-0"], "odpfl"),
+    "fedavg": ([f"{TRAINED}-0"], "fedavg"),
+}
+SEEDS = [f"mnist-deepset{seed}" for seed in ("", "-101", "-102")]
+CHANGED_DIGITS = {
+    "`odpfl`": (SEEDS, "odpfl"),
+    "the same, within reach": (SEEDS, "odpfl, within reach"),
+    "one factor": ([run.replace("deepset", "one-factor") for run in SEEDS], "odpfl"),
+    "`odpfl`, described before": (SEEDS, "odpfl, described before"),
+    "`fedavg`": (SEEDS, "fedavg"),
 }
 TABLES = {
     "noise": lambda: noise_table(read(RESULTS), PRIVATE),
-    "shift": lambda: shift_table(read(RESULTS), CHANGED),
+    "shift": lambda: shift_table(read(RESULTS), CHANGED, SHIFTS, unlike=True),
+    "digits": lambda: shift_table(read(RESULTS), CHANGED_DIGITS, FEW_SHIFTS),
 }
 
 
