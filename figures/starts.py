@@ -65,6 +65,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "100 steps": {"local.steps": 100},
     "no momentum, rate 0.1": {"local.momentum": 0.0, "local.learning_rate": 0.1},  # as far as steps with momentum 0.9
     "gradients clipped to 1": {"local.clip": 1.0},
+    "mean of replies": {"update": "mean"},
     "10 rounds of FedAvg first": {},
     "20 rounds of FedAvg first": {},
 }
