@@ -257,10 +257,10 @@ def sentence(lines: Sequence[Line]) -> str:
     )
     return (
         f"With defaults and {BUDGETS[0]} rounds, `{DEFAULT}` is {gain} points ahead of the better of `local` and\n"
-        f"`fedavg`: the mean over {sets} federations, with a 95 % interval for the sites of these only.\n"
+        f"`fedavg`: the mean over {sets} federations, with a 95 % interval that holds for their sites only.\n"
         f"Its mean lead there is {rivals}.\n"
         f"{later if longer else ''}"
-        "Where an interval contains 0, no difference can be seen.\n"
+        "Where an interval contains 0, no difference can be seen (+0.0 is above 0, -0.0 below).\n"
         "Its defaults were chosen on their validation examples; the options of the others were not searched.\n"
         "With the model that each site chose on its validation examples,\n"
         f"{lost} of {sites} sites are more than a point behind training alone (a site counts once for each seed).\n"

@@ -1,4 +1,4 @@
-"""The data sets of `benchmarks.pays`: nine that are unlike each other, one of them dealt in two ways, and three unseen.
+"""The data sets of `benchmarks.pays`: eight unlike ones, two of them dealt in two ways, and three unseen.
 
 Two come with the package, three are the published files of images, and the others are made here from tables, images and
 sounds: texts as counts of hashed words, X-rays of 32 x 32 pixels in which no patient is on two clients, nor in

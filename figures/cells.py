@@ -39,7 +39,7 @@ README = {
         "",
         "FedAvg",
     ),
-    "chest X-rays, 4 clients of 4 architectures, the model for all of one (AUROC)": (
+    "chest X-rays (AUROC), 4 clients with an architecture each; one architecture in the last column": (
         "hafl-table2",
         "xray1000-25",
         ("HAFL-GHN",),
