@@ -24,8 +24,7 @@ ROUNDING = 8.0
 
 def centred(features: Tensor) -> Tensor:
     """Return features `(n, d)` with columns of mean zero; exact zeros if only rounding errors vary."""
-    made = features - features.mean(0, keepdim=True)
-    return unless_rounding(made, features)
+    return unless_rounding(features - features.mean(0, keepdim=True), features)
 
 
 def unless_rounding(made: Tensor, of: Tensor) -> Tensor:

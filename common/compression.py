@@ -115,8 +115,7 @@ class Codec:
         scales = torch.tensor([float(part.abs().max()) / 127 if len(part) else 0.0 for part in parts])
         each = torch.repeat_interleave(scales, torch.tensor(groups, dtype=torch.int64))
         # A tensor of zeros has the scale 0, and 0 / 0 is NaN.
-        levels = (values / each).nan_to_num(nan=0.0).round().clamp(-127, 127)
-        return _bytes(scales) + _bytes(levels.to(torch.int8))
+        return _bytes(scales) + _bytes((values / each).nan_to_num(nan=0.0).round().clamp(-127, 127).to(torch.int8))
 
     def _unpack_values(self, raw: bytes, groups: tuple[int, ...], layout: Layout) -> Tensor:
         """Return `(k,)` values; `groups[i]` of them belong to tensor i of the layout."""

@@ -370,8 +370,7 @@ class _Loader(yaml.SafeLoader):
     def construct_int(self, node: yaml.ScalarNode) -> int:
         """Read decimal numbers, octal ones (0o17) and hexadecimal ones (0x1F)."""
         text = str(node.value).lower()
-        base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-        return int(text, base)
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
 
 
 def _nodes(node: yaml.Node, counted: dict[int, int]) -> int:

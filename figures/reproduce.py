@@ -171,7 +171,7 @@ def reproduce(wanted: Reproduction, out: Path, engine: str) -> int:
     if not cells:
         print(_report(wanted, {}, out))
         raise ConfigError(f"--column {wanted.column}: none of its methods can be run here; the reasons are above")
-    check_cells(cells)
+    check_cells(cells, engine)
     data_source(client_settings(cells[0].config, 0, out).data)  # raise now, not after a client has failed
     shared = {"engine": engine, "table": wanted.name, "column": wanted.column}
     with open_comparison(out, shared, cells):

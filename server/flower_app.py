@@ -36,8 +36,7 @@ class _Client(ClientApp):
         own = {_NUMBERS.get(key, key): value for key, value in context.node_config.items()}
         for key in own.keys() & {each.replace("_", "-") for each in PATHS}:  # no shell has read them
             own[key] = os.path.expanduser(str(own[key]))
-        named = Context(context.run_id, context.node_id, own, context.state, context.run_config)
-        return app(message, named)
+        return app(message, Context(context.run_id, context.node_id, own, context.state, context.run_config))
 
 
 def answer_as_numbered(config: RunConfig, folder: Path, message: Message, context: Context) -> Message:

@@ -16,13 +16,7 @@ from torch import Tensor
 
 from hyperbloom.common.config import Section, check
 from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError, WireError
-from hyperbloom.common.files.storage import (
-    claim,
-    delete_unfinished,
-    keep,
-    write_json,
-    write_tensors,
-)
+from hyperbloom.common.files.storage import claim, delete_unfinished, keep, write_json, write_tensors
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import Scope
 

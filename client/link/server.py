@@ -71,11 +71,11 @@ class Link:
         return "" if self.stock else server_of(self.root_certificates)
 
 
-def place_of(address: str) -> tuple[str, int]:
+def place_of(address: str, flag: str = "--server") -> tuple[str, int]:
     """Return the host and the port of `HOST:PORT`; ConfigError if the address is none."""
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
-        raise ConfigError(f"--server: expected HOST:PORT, such as gpu-box:9092; found {address!r}")
+        raise ConfigError(f"{flag}: expected HOST:PORT, such as gpu-box:9092; found {address!r}")
     return host.strip("[]"), int(port)
 
 

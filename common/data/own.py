@@ -274,8 +274,7 @@ def _pool(function: Callable[[], object], name: str) -> Pool:
     if not isinstance(value, tuple | list) or len(value) != 3:
         raise DataError(f"{name}: {_EXPECTED}; found {describe(value)}")
     named = zip((f"{name}: {part}" for part in ("train", "val", "test")), value, strict=True)
-    checked = {f"{part} inputs": _pair(pair, part) for part, pair in named}
-    return build_pool(name, checked, 0, None)
+    return build_pool(name, {f"{part} inputs": _pair(pair, part) for part, pair in named}, 0, None)
 
 
 def _pair(pair: object, name: str) -> Portion:

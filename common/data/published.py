@@ -68,8 +68,7 @@ class FileBlock:
 
     def _records(self) -> AnyArray:
         # Open a new mapping for each use, because an open one keeps every page that it has touched in memory.
-        shape = self.count, self.label + int(np.prod(self.shape))
-        return np.memmap(self.path, np.uint8, "r", 0, shape)
+        return np.memmap(self.path, np.uint8, "r", 0, (self.count, self.label + int(np.prod(self.shape))))
 
     def labels(self) -> IntArray:
         """Return the last byte before the pixels of every record, int64 `(count,)`."""

@@ -47,8 +47,7 @@ class Multilabel(Task):
 
     def losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the binary cross-entropy of each label `(N, L)`, and which labels are known."""
-        each = F.binary_cross_entropy_with_logits(outputs, labels.nan_to_num(), reduction="none")
-        return each, ~labels.isnan()
+        return F.binary_cross_entropy_with_logits(outputs, labels.nan_to_num(), reduction="none"), ~labels.isnan()
 
     def counts(self, answers: Tensor, labels: Tensor, outputs: int) -> Tensor:
         """Return each label's confusion matrix over the examples where it is known, `(L, 2, 2)`."""

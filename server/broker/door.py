@@ -261,25 +261,27 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def _check(self, request: Any, key: bytes, context: grpc.ServicerContext) -> None:
         """Refuse a call in another node's name, or with a key that was revoked during the reading."""
-        if isinstance(request, flower.fleet.RegisterNodeFleetRequest):
+        is_new = isinstance(request, flower.fleet.RegisterNodeFleetRequest)
+        if (is_new or isinstance(request, flower.fleet.ActivateNodeRequest)) and request.public_key != key:
+            answer = "this is another client's public key"
+            self._refuse(context, "it asked to be another client", answer, grpc.StatusCode.PERMISSION_DENIED)
+        if is_new:  # enrolled, or without keys; the server keeps what a node gives as its key
             return
         if self._keys is not None and key not in self._keys:
             self._refuse_key(context, key)
         state = self._state_factory.state()
         node = state.get_node_id_by_public_key(key)
         if isinstance(request, flower.fleet.ActivateNodeRequest):
-            if request.public_key != key:
-                say(f"refused {context.peer()}: it asked to be another client")
-                context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is another client's public key")
             if node is not None:
                 state.deactivate_node(node)
         elif node != (request.node.node_id if hasattr(request, "node") else request.node_id):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "Invalid node ID")
-        if isinstance(request, flower.fleet.PushMessagesRequest) and any(
-            message.metadata.src_node_id != node for message in request.messages_list
-        ):
-            say(f"refused {context.peer()}: node {node} answered in the name of another")
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "a reply in another client's name")
+        if isinstance(request, flower.fleet.PushMessagesRequest):
+            if any(message.metadata.src_node_id != node for message in request.messages_list):
+                say(f"refused {context.peer()}: node {node} answered in the name of another")
+                context.abort(grpc.StatusCode.PERMISSION_DENIED, "a reply in another client's name")
+            if len(request.messages_list) != len(request.message_object_trees):  # Flower would fail half-way
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected a tree of objects for each reply")
 
     def _refuse_key(self, context: grpc.ServicerContext, key: bytes) -> NoReturn:
         try:

@@ -161,7 +161,7 @@ def compare(
     engine, track, as_json = flags.pop("engine"), flags.pop("track"), flags.pop("as_json")
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
     cells = plan(out, names(strategies), seeds, values, overrides, str(config or "the command line"))
-    check_cells(cells)
+    check_cells(cells, engine)
     for spec in track:
         find_tracker(spec)
     told = Console(stderr=as_json, soft_wrap=True, markup=False, highlight=False)

@@ -24,6 +24,7 @@ from rich.console import Console
 from hyperbloom.common.config import RunConfig, check, dump_yaml, load_run_config, make_run_config, read_yaml
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError, RefusedError
 from hyperbloom.common.files.storage import claim, delete_unfinished, write_bytes, write_json
+from hyperbloom.common.reasons import Reason
 from hyperbloom.server.grids.engine import open_grid
 from hyperbloom.server.grids.fleet import USUAL_PORT, Machines, Say
 from hyperbloom.server.loop.listener import Joined
@@ -138,8 +139,8 @@ def _own_options(
     return shared, options
 
 
-def check_cells(cells: Sequence[Cell]) -> None:
-    """Check every cell before anything starts.
+def check_cells(cells: Sequence[Cell], engine: str) -> None:
+    """Check every cell before anything starts. Clients elsewhere have their own data, and not the run's.
 
     Raises:
         ConfigError: a strategy, an option, a model or a split is wrong.
@@ -148,7 +149,8 @@ def check_cells(cells: Sequence[Cell]) -> None:
     for name, cell in {cell.name: cell for cell in cells}.items():
         try:
             # The run to start from does not exist yet.
-            check_run(cell.config.model_copy(update={"init_from": None}) if cell.after else cell.config, True)
+            config = cell.config.model_copy(update={"init_from": None}) if cell.after else cell.config
+            check_run(config, uses_data_section=engine != "elsewhere")
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from None
 
@@ -176,7 +178,7 @@ def open_comparison(out: Path, shared: Mapping[str, Any], cells: Sequence[Cell])
                 _check_fits(cell)
             yield
     except (NotADirectoryError, PermissionError) as error:
-        raise ConfigError(f"--out: cannot use {out}: {error.strerror}") from None
+        raise ConfigError(f"cannot use {error.filename or out}: {error.strerror}") from None
 
 
 def _claim(out: Path, shared: Mapping[str, Any]) -> None:
@@ -184,7 +186,7 @@ def _claim(out: Path, shared: Mapping[str, Any]) -> None:
     if not path.exists() and [each for each in out.iterdir() if not each.name.startswith(".")]:
         raise ConfigError(f"--out: expected a new folder, or an earlier comparison, found other files in {out}")
     runs = [each.parent for each in out.glob("*/config.yaml")]
-    if not path.exists() or (runs and not any(map(has_begun, runs))):  # the first run may have been refused
+    if not path.exists() or not any(map(has_begun, runs)):  # the first run may have been refused
         write_bytes(path, dump_yaml(shared).encode())
         return
     try:
@@ -198,7 +200,7 @@ def _check_fits(cell: Cell) -> None:
     """Refuse a cell's folder if it holds a run with other settings, or no run. An unfinished run is continued."""
     path = cell.folder / "config.yaml"
     if not path.exists():
-        if any(found.name != "checkpoints" for found in cell.folder.glob("[!.]*")):
+        if any(not found.name.startswith(("checkpoints", "track-")) for found in cell.folder.glob("[!.]*")):
             raise ConfigError(f"--out: expected a run folder or nothing, found other files in {cell.folder}")
     elif has_begun(cell.folder):
         # The path of the run to start from may be written differently.
@@ -221,8 +223,7 @@ def joining(
         return nullcontext((None, None))
     machines = check(Machines, {**where, "stay": True}, "the flags")
     machines.check_open(config)
-    for line in machines.make_certificates():
-        say(line)
+    machines.prepare(say)
     return open_grid(machines.with_port(), config, out, say, say)
 
 
@@ -250,7 +251,8 @@ def run_cells(
         try:
             after = _run(cell, engine, view, grid, track)
         except (CohortError, RefusedError) as error:
-            if grid is not None and not has_begun(cell.folder):  # whoever is missing here will be missing again
+            # Whoever is missing, or has left, would be missing in the next run.
+            if grid is not None and (error.reason is Reason.LEFT or not has_begun(cell.folder)):
                 raise
             failures.append(error)
             print_line(console, f"{name}: failed: {error}; {place}", "yellow")

@@ -85,7 +85,8 @@ def tune(
         return [fmean(map(_score, some)) for some in plan]
 
     last = [cell for one in range(len(settings)) for cell in cells(one, base.rounds)]
-    check_cells(last)
+    for budget in {base.rounds, min(halve(len(settings), base.rounds, lambda left, _: [0.0] * len(left)))}:
+        check_cells([cell for one in range(len(settings)) for cell in cells(one, budget)], engine)
     shared = {"engine": engine, "seeds": seeds, "over": names, **base.model_dump(mode="json")}
     clients = joining(engine, base, out, partial(print_line, Console()), where)
     with open_comparison(out, shared, last), clients as (grid, _):

@@ -107,7 +107,10 @@ def _task(address: str, ca: bytes | None) -> Iterator[Attached]:
     told = flower.RuntimeVersionHttpInterceptor(component_name="flower-server")
     connect = partial(flower.ControlHttpClient.from_server_address, address, ca is None, ca, [told])
     with closing(connect()) as control:
-        run_id = control.StartRun(flower.control.StartRunRequest(fab=flower.fab_to_proto(bundle()))).run_id
+        try:
+            run_id = control.StartRun(flower.control.StartRunRequest(fab=flower.fab_to_proto(bundle()))).run_id
+        except ValueError:  # an answer, and not in Flower's words
+            raise ConfigError(f"--superlink: expected a SuperLink's Control API at {address}, found another") from None
 
     def given_up(why: str) -> ConnectionFailed:
         """Stop the run, or the next process that asks for a task would get this one's."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
+from hyperbloom.client.link.server import place_of
 from hyperbloom.common.config import RunConfig, Section
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
 from hyperbloom.common.program.plain import check_insecure, is_loopback
@@ -99,6 +100,13 @@ class Machines(Section):
         hosts = tls.own_addresses() if self.host in ("0.0.0.0", "::") else [self.host]
         made = tls.describe(tls.init(Certificates().folder, hosts).folder)
         return [f"made for this server, once (docs/security.md): {line}" for line in made]
+
+    def prepare(self, say: Say) -> None:
+        """Make certificates at the first start, and raise a HyperbloomError if an address or a file cannot be used."""
+        for line in self.make_certificates():
+            say(line)
+        self.certificates()
+        place_of(self.superlink, "--superlink") if self.superlink else check_port(self.host, self.port)
 
     def check_open(self, config: RunConfig) -> None:
         """Raise a ConfigError if the first client from anywhere, without a key, would decide the networks' sizes."""

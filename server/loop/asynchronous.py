@@ -120,8 +120,7 @@ class _Loop:
 
     def _lacks_patience(self, number: int) -> bool:
         """Return whether patience ends the run with round `number`, by the evaluations before it."""
-        best = self.best.round if self.best else None
-        return self.config.has_lost_patience(best, number - self.config.eval_every)
+        return self.config.has_lost_patience(self.best.round if self.best else None, number - self.config.eval_every)
 
     def _is_over(self, number: int) -> bool:
         """Return whether round `number` is the last."""

@@ -112,11 +112,12 @@ class Federation:
                 busy = f"; {len(self._busy())} still work on an earlier round" if self._busy() else ""
                 came = f"{self.idle_count} of {wanted} clients joined{within} ({names}){busy}{self._refusal}"
                 if not soon or not self.idle_count:
-                    raise CohortError(f"{came}. Start the others, or set clients to fewer or join_timeout_s to more")
+                    what = "Start the others, or set clients to fewer or join_timeout_s to more"
+                    raise CohortError(f"{came}. {what}", reason=Reason.LEFT)
                 self._on_event(f"{came}; going on without the others")
                 return
             if late and not ready():
-                raise CohortError(f"{NONE_TRAINS}, and no other came{within}")
+                raise CohortError(f"{NONE_TRAINS}, and no other came{within}", reason=Reason.LEFT)
             pause.take()
 
     def greet_again(self, greeting: Greeting) -> None:

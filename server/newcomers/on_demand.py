@@ -158,8 +158,7 @@ class _Familiar:
     def __call__(self, descriptors: Tensor) -> Tensor:
         if self._usual.isinf():
             return torch.ones(len(descriptors), dtype=torch.bool)
-        nearest = torch.cdist(descriptors.double() @ self._axes, self._known).amin(1)
-        return nearest <= self._usual
+        return torch.cdist(descriptors.double() @ self._axes, self._known).amin(1) <= self._usual
 
 
 @dataclass

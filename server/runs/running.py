@@ -123,10 +123,7 @@ def run_federation(
                 one = client_settings(config, index, Path())
                 print_line(console, f"{one.client_id} is {', '.join(source.owners(one.data.partition or 0))}")
     if not grid and machines.engine == "grpc":
-        for line in machines.make_certificates():
-            print_line(console, line)
-        if not machines.superlink:
-            check_port(machines.host, machines.port)
+        machines.prepare(partial(print_line, console))
     for flag, address in {"--web": machines.web, "--metrics-port": machines.metrics_port}.items():
         if address:
             check_port(*listening_at(flag, address), f"{flag} {address}")

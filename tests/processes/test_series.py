@@ -12,6 +12,7 @@ from tests.processes.test_flower_app import stock
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
 RUN = ["--set", "clients=2", "--set", "cohort=2", "--set", "data.max_train=60", "--set", "local.steps=5"]
+ANYWHERE = ["--set", "input_shape=[1,8,8]", "--set", "num_classes=10"]
 SEARCH = [*RUN, "--rounds", "2", "--over", "local.learning_rate=0.0001,0.05"]
 
 
@@ -67,6 +68,20 @@ def test_a_search_whose_clients_never_come_stops_at_the_first_run(site: Site, tm
     assert "2-1-seed0" not in search.output and "Start the others" in search.output
 
 
+def test_clients_that_leave_in_a_run_are_no_bad_setting(site: Site, tmp_path: Path) -> None:
+    """The search would call the setting the worst one, and another one the best."""
+    clients, out = staying(site), tmp_path / "search"
+    long = [*RUN, "--set", "join_timeout_s=20", "--rounds", "400", "--over", "local.steps=5,6"]
+    command = ["tune", *long, "--port", str(site.port), "--out", str(out)]
+    search = series(site, *command)
+    search.wait_for("400-0-seed0: begins")
+    search.wait_for(": round ")
+    for client in clients:
+        client.interrupt()
+    assert search.wait() == 4, search.output
+    assert "400-1-seed0" not in search.output and not (out / "tuned.yaml").exists()
+
+
 def test_a_comparison_over_clients_elsewhere(site: Site, tmp_path: Path) -> None:
     clients, out = staying(site), tmp_path / "compared"
     what = ["compare", "--strategies", "local,fedavg", "--seeds", "2", *RUN, "--set", "rounds=2"]
@@ -94,6 +109,38 @@ def test_the_first_client_from_anywhere_decides_nothing_in_a_series_either(
     assert main(["tune", *SEARCH, *anywhere, "--out", str(tmp_path / "search")]) == 2
     assert "--host 0.0.0.0: expected input_shape of the run" in capsys.readouterr().err
     assert not (tmp_path / "search").exists(), "so the same command with an input shape begins"
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--certs", "none"], 2, "no certificates in none"),
+        (["--insecure", "--certs", "none"], 2, "--insecure: expected alone or not at all, found with --certs"),
+        (["--insecure", "--port", "99999"], 2, "--port: expected 0 (a free one) to 65535, found 99999"),
+        (
+            ["--insecure", "--insecure", *ANYWHERE, "--host", "192.0.2.1"],
+            5,
+            "--host 192.0.2.1 --port 9092: cannot listen there",
+        ),
+        (["--insecure", "--superlink", "127.0.0.1:abc"], 2, "--superlink: expected HOST:PORT"),
+    ],
+)
+def test_wrong_flags_of_a_series_are_told_before_it_has_a_folder(
+    flags: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *SEARCH, "--engine", "elsewhere", *flags, "--out", str(tmp_path / "search")]) == code
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "search").exists()
+
+
+def test_clients_elsewhere_need_not_have_the_data_of_the_server(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A LeNet has no place for the server's own digits of 8 x 8 points."""
+    lenet = ["tune", *SEARCH, "--set", "model=lenet", "--set", "join_timeout_s=1", "--out", str(tmp_path / "search")]
+    assert main(lenet) == 2
+    assert main([*lenet, "--engine", "elsewhere", "--insecure", "--port", str(site.port)]) == 4
+    assert "Start the others" in capsys.readouterr().err
 
 
 def test_the_first_start_of_a_series_makes_certificates_and_invites_clients(

@@ -289,6 +289,16 @@ def test_nor_may_a_server_that_makes_the_client_start_again_and_again(
     assert f"servers have handed out {MOST_SCHEMAS} schemas; delete {tmp_path}" in caplog.text
 
 
+def test_other_scales_of_one_schema_do_not_count(tmp_path: Path) -> None:
+    """A federation that trains again on grown data has others each time."""
+    settings = ClientSettings("a", DataSpec(table(tmp_path), label="ill"), "cpu", state_dir=tmp_path / "a")
+    plain = SCHEMA.replace(', "std": 2.0', "")
+    for each in range(MOST_SCHEMAS + 2):
+        scaled = plain.replace('"number"', f'"number", "mean": {each}.0, "std": 2.0')
+        introduce(Client(settings), Greeting("1", schema=scaled))
+    assert len((tmp_path / "a/schemas.txt").read_text().split()) == 1
+
+
 def test_moments_count_as_changes_and_few_values_have_none(tmp_path: Path) -> None:
     wide = SCHEMA.replace(', "std": 2.0', "")
     few = wide.replace('"number"', f'"number", "missing": {json.dumps([str(age / 3) for age in range(5, 39)])}')

@@ -18,8 +18,14 @@ from flwr.common.constant import (
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
 )
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.object_store import ObjectStoreFactory
@@ -169,7 +175,8 @@ def pull(node: int) -> PullMessagesRequest:
 def reply(node: int, *senders: int) -> PushMessagesRequest:
     """Return replies that a node pushes, in the names of senders."""
     messages = [Message(metadata=Metadata(src_node_id=sender, message_id="m")) for sender in senders]
-    return PushMessagesRequest(node=Node(node_id=node), messages_list=messages)
+    trees = [ObjectTree(object_id="m") for _ in senders]
+    return PushMessagesRequest(node=Node(node_id=node), messages_list=messages, message_object_trees=trees)
 
 
 def test_a_key_in_the_file_comes_in_under_its_name(house: House) -> None:
@@ -351,6 +358,33 @@ def test_a_reply_is_its_senders_own(house: House) -> None:
         with pytest.raises(Aborted) as caught:
             house.call(reply(node, *senders), key)
         assert caught.value.args == (DENIED, "a reply in another client's name")
+
+
+def test_a_reply_brings_a_tree_of_its_objects(house: House) -> None:
+    """Flower would open a session for the first, fail at the second, and keep the session."""
+    key = house.add("ward-7")
+    node = house.activate(key)
+    for trees in (0, 2):
+        request = reply(node, node)
+        del request.message_object_trees[:]
+        request.message_object_trees.extend([ObjectTree(object_id="m")] * trees)
+        with pytest.raises(Aborted) as caught:
+            house.call(request, key)
+        assert caught.value.args == (grpc.StatusCode.INVALID_ARGUMENT, "expected a tree of objects for each reply")
+
+
+def test_a_new_node_registers_the_key_that_signs(tmp_path: Path) -> None:
+    """The server keeps the bytes that a node gives as its key, so any others would fill its memory."""
+    house, key = House(tmp_path, is_open=True), make_key()
+    own = public_pem(key).encode()
+    shown = metadata(key)
+    sent = RegisterNodeFleetRequest(public_key=own).SerializeToString()
+    assert house.send(Messages(sent), shown, RegisterNodeFleetRequest) == "answer"
+    for other in (public_pem(make_key()).encode(), own + b" " * 1_000_000):
+        sent = RegisterNodeFleetRequest(public_key=other).SerializeToString()
+        with pytest.raises(Aborted) as caught:
+            house.send(Messages(sent), shown, RegisterNodeFleetRequest)
+        assert caught.value.args == (DENIED, "this is another client's public key")
 
 
 def test_who_comes_back_with_its_key_after_a_crash_comes_in_at_once(house: House) -> None:

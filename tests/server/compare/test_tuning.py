@@ -217,6 +217,17 @@ def test_a_search_may_be_shorter_than_the_rounds_between_evaluations_of_the_run(
     assert (found.rounds, found.eval_every) == (20, 5)
 
 
+def test_the_shortest_budget_is_checked_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of seven rounds and five settings the first runs have one round, too few for two phases."""
+    two_phases = ["--set", "strategy=odpfl", "--set", "mode=two-phase", "--set", "rounds=7"]
+    search = ["tune", *two_phases, "--over", "local.learning_rate=0.01,0.02,0.03,0.04,0.05", "--out"]
+    assert main([*search, str(tmp_path / "search")]) == 2
+    assert "rounds: expected at least 2 for mode: two-phase, found 1" in capsys.readouterr().err
+    assert not (tmp_path / "search").exists()
+
+
 def test_a_setting_that_cannot_be_trained_loses_and_if_none_can_that_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
