@@ -92,6 +92,7 @@ def parts(table: str, column: str, method: str, names: Sequence[str]) -> str:
 
 OWN = [
     *(Row("pfedhn-table1", f"cifar10-{n}", method) for method in ("pFedHN", "pFedHN-PC") for n in (10, 50, 100)),
+    *(Row("pfedhn-table1", "cifar100-50", method) for method in ("pFedHN", "pFedHN-PC")),
     *(Row("pfedhn-table3", f"mnist-{n}", "pFedHN") for n in (10, 50, 100)),
 ]
 START = [Row("pfedhn-table3", "mnist-50", method) for method in ("pFedHN", "pFedHN scaled start")]
