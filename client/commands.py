@@ -36,7 +36,7 @@ def _keygen(out: Path) -> None:
     from hyperbloom.common.files.storage import write_bytes
     from hyperbloom.common.secrecy.keys import fingerprint, make_key, public_pem, write_private_key
 
-    public = out.with_suffix(".pub")
+    public = out.parent / f"{out.stem}.pub"
     if out == public:
         raise ConfigError(f"--out: expected another suffix than .pub, which the public key gets; found {out}")
     for path in (out, public):

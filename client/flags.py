@@ -11,7 +11,7 @@ import click
 
 from hyperbloom.common.errors import ConfigError, printable
 from hyperbloom.common.program.commands import FILE, FOLDER, Flag, section
-from hyperbloom.common.program.plain import check_insecure
+from hyperbloom.common.program.plain import check_insecure, place_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,7 +108,7 @@ def enrolled(flags: Mapping[str, Any], name: str, folder: "Path") -> dict[str, A
 
 def make_link(flags: Mapping[str, Any]) -> "Link":
     """Return the link that the flags of CONNECTION describe; ConfigError if an address or the key is none."""
-    from hyperbloom.client.link.server import Link, place_of
+    from hyperbloom.client.link.server import Link
     from hyperbloom.common.secrecy.keys import read_private_key
 
     place_of(flags["server"])

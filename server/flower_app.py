@@ -78,5 +78,4 @@ def _folder(context: Context) -> Path:
     """Return the run folder that the run config names, or one for this run of Flower's."""
     if named := context.run_config.get(RUN_DIR):
         return Path(str(named)).expanduser()
-    home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
-    return home / "hyperbloom" / str(context.run_id)
+    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "hyperbloom" / str(context.run_id)

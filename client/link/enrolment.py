@@ -9,9 +9,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from hyperbloom.client.link.server import PROBE_S, place_of
+from hyperbloom.client.link.server import PROBE_S
 from hyperbloom.common.errors import ConnectionFailed
 from hyperbloom.common.files.storage import write_bytes
+from hyperbloom.common.program.plain import place_of
 from hyperbloom.common.secrecy.keys import make_key, name_of, server_of, shown_certificates, write_private_key
 from hyperbloom.common.secrecy.token import Token
 

@@ -7,7 +7,8 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from hyperbloom.common.enclosed import TAKEN
-from hyperbloom.common.errors import ConfigError, ConnectionFailed, HyperbloomError, RefusedError
+from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, RefusedError
+from hyperbloom.common.program.plain import place_of
 from hyperbloom.common.secrecy.keys import server_of, shown_certificates
 from hyperbloom.common.secrecy.token import HAS_A_KEY, REFUSED, RETIRED
 
@@ -69,14 +70,6 @@ class Link:
     def name(self) -> str:
         """Return the server's name for signatures, "" if they name none."""
         return "" if self.stock else server_of(self.root_certificates)
-
-
-def place_of(address: str, flag: str = "--server") -> tuple[str, int]:
-    """Return the host and the port of `HOST:PORT`; ConfigError if the address is none."""
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
-        raise ConfigError(f"{flag}: expected HOST:PORT, such as gpu-box:9092; found {address!r}")
-    return host.strip("[]"), int(port)
 
 
 def speaks_tls(address: str) -> bool:

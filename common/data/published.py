@@ -126,8 +126,7 @@ def _from_records(source: _Source, folder: Path, how: str) -> tuple[Portion, Por
     test = _records(source, [folder / source.test_file], how)
     path = folder / source.names_file
     lines = path.read_text(encoding="utf-8", errors="replace").split() if path.is_file() else []
-    names = lines if len(lines) == source.num_classes else map(str, range(source.num_classes))
-    return train, test, tuple(names)
+    return train, test, tuple(lines if len(lines) == source.num_classes else map(str, range(source.num_classes)))
 
 
 def _records(source: _Source, paths: Sequence[Path], how: str) -> Portion:

@@ -73,5 +73,4 @@ class DataSpec:
     @property
     def folder(self) -> Path:
         """The folder with the files of registered data sets."""
-        root = self.root or os.environ.get("HYPERBLOOM_DATA") or Path("~/.cache/hyperbloom")
-        return Path(root).expanduser()
+        return Path(self.root or os.environ.get("HYPERBLOOM_DATA") or "~/.cache/hyperbloom").expanduser()

@@ -26,5 +26,4 @@ def by_number(name: str) -> list[tuple[int, str]]:
 
 def default_state_dir(client_id: str) -> Path:
     """Return the default state folder of a client with this name, in XDG's state folder."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "hyperbloom" / client_id
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "hyperbloom" / client_id

@@ -1,4 +1,4 @@
-"""Addresses to listen at, and where plain text is allowed: on loopback, or anywhere with --insecure given twice."""
+"""Addresses, and where plain text is allowed: on loopback, or anywhere with --insecure given twice."""
 
 import ipaddress
 
@@ -25,6 +25,14 @@ def check_insecure(where: str, host: str, times: int) -> None:
             f"--insecure: {where} {host} is not loopback, and everyone on the network could read and forge what is "
             "sent; use certificates (docs/security.md), or say --insecure --insecure"
         )
+
+
+def place_of(address: str, flag: str = "--server") -> tuple[str, int]:
+    """Return the host and the port of `HOST:PORT`; ConfigError if the address is none."""
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
+        raise ConfigError(f"{flag}: expected HOST:PORT, such as gpu-box:9092; found {address!r}")
+    return host.strip("[]"), int(port)
 
 
 def listening_at(flag: str, address: str) -> tuple[str, int]:

@@ -35,7 +35,7 @@ from hyperbloom.server.runs.lines import CELL, COMPARISON
 from hyperbloom.server.runs.running import play
 from hyperbloom.server.watch.tracking import tracked
 from hyperbloom.server.watch.view import TerminalView, print_line
-from hyperbloom.strategies import strategy_names
+from hyperbloom.strategies import find_strategy, strategy_names
 
 BY_STRATEGY = "options_by_strategy"
 _OWN = ("strategy", "options", "seed", "baselines")  # the keys in which cells may differ
@@ -153,6 +153,9 @@ def check_cells(cells: Sequence[Cell], engine: str) -> None:
             check_run(config, uses_data_section=engine != "elsewhere")
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from None
+    if engine == "elsewhere" and {"no", "must"} <= {find_strategy(cell.config.strategy).own_models for cell in cells}:
+        both = "some train every client's own model and some train none; clients elsewhere cannot join both"
+        raise ConfigError(f"strategies: {both}, so compare them apart")
 
 
 def shared_by(config: RunConfig, engine: str) -> dict[str, Any]:
@@ -186,7 +189,7 @@ def _claim(out: Path, shared: Mapping[str, Any]) -> None:
     if not path.exists() and [each for each in out.iterdir() if not each.name.startswith(".")]:
         raise ConfigError(f"--out: expected a new folder, or an earlier comparison, found other files in {out}")
     runs = [each.parent for each in out.glob("*/config.yaml")]
-    if not path.exists() or not any(map(has_begun, runs)):  # the first run may have been refused
+    if not path.exists() or (runs and not any(map(has_begun, runs))):  # the first run may have been refused
         write_bytes(path, dump_yaml(shared).encode())
         return
     try:

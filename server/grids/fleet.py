@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from hyperbloom.client.link.server import place_of
 from hyperbloom.common.config import RunConfig, Section
 from hyperbloom.common.errors import ConfigError, ConnectionFailed
-from hyperbloom.common.program.plain import check_insecure, is_loopback
+from hyperbloom.common.program.plain import check_insecure, is_loopback, place_of
 from hyperbloom.server.access import certificates as tls
 from hyperbloom.server.access.certificates import Certificates
 from hyperbloom.server.access.invitations import Invitations

@@ -126,6 +126,15 @@ def test_keys_are_never_overwritten(tmp_path: Path, there: str, capsys: pytest.C
     assert (tmp_path / there).read_text() == "precious"
 
 
+def test_a_folder_is_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["keygen", "--out", "."]) == 2
+    assert "--out: . is there already" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_private_key_cannot_be_its_own_public_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keygen", "--out", str(tmp_path / "ward-7.pub")]) == 2
     assert "expected another suffix than .pub, which the public key gets" in capsys.readouterr().err

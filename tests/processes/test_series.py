@@ -133,6 +133,16 @@ def test_wrong_flags_of_a_series_are_told_before_it_has_a_folder(
     assert not (tmp_path / "search").exists()
 
 
+def test_strategies_that_need_other_clients_are_not_compared_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A client without a network of its own would be refused for good by the second."""
+    both = ["compare", "--strategies", "fedavg,ghn,local", *RUN, "--out", str(tmp_path / "out")]
+    assert main([*both, "--engine", "elsewhere", "--insecure"]) == 2
+    assert "some train every client's own model and some train none" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_clients_elsewhere_need_not_have_the_data_of_the_server(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
