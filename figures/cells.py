@@ -120,7 +120,8 @@ def cell(table: PaperTable, name: str, column: str, method: str, part: str, runs
     if table.spread == "error" and runs and limit is not None:
         error = _error(runs)
         other, limit = other or error is None, math.hypot(limit, error or 0.0)
-        result["standard errors"] = round((statistics.fmean(ours) - paper.mean) / limit, 1) + 0.0  # no -0.0
+        if error is not None:
+            result["standard errors"] = round((statistics.fmean(ours) - paper.mean) / limit, 1) + 0.0  # no -0.0
     return result | {"verdict": _verdict(result, limit, other), "why": row.reason(column, part)}
 
 
