@@ -271,8 +271,7 @@ class ODPFL(PFedHN):
         def check(client: Client, result: wire.BackpropResult) -> None:
             self.encoder.check_change(result.version, result.weights)
 
-        answers = yield from ask(Ask(clients, orders, check))
-        return [result.weights.values for _, result in answers]
+        return [result.weights.values for _, result in (yield from ask(Ask(clients, orders, check)))]
 
     def _fitting(self, turn: Turn, clients: Sequence[Client]) -> Train:
         wanted, layout = turn.training(clients), descriptor_layout(self.encoder.spec.dim)

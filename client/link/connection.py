@@ -40,7 +40,7 @@ SOON_S = 2.0  # until the next try of a heartbeat that failed
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    ("grpc.max_reconnect_backoff_ms", 10_000),  # in 2 minutes, the usual, a server resumes without this client
+    ("grpc.max_reconnect_backoff_ms", 10_000),  # usually 2 minutes, and a resumed run waits for one
     ("grpc.keepalive_time_ms", 3_600_000),  # gRPC then gives up a connection on which nothing arrives there for 20 s
 ]
 

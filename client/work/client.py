@@ -125,8 +125,8 @@ class Client:
     def _count_schema(self, schema: Schema) -> None:
         """Keep the digest of a schema that a server hands out; DataError for one more than `MOST_SCHEMAS`, ever."""
         path = self.settings.folder / "schemas.txt"
-        bare = [each.model_copy(update={"mean": None, "std": None}) for each in schema.columns]  # clients told these
-        digest = sha256(schema.model_copy(update={"columns": tuple(bare)}).text.encode()).hexdigest()
+        unscaled = [each.model_copy(update={"mean": None, "std": None}) for each in schema.columns]
+        digest = sha256(schema.model_copy(update={"columns": tuple(unscaled)}).text.encode()).hexdigest()
         known = {*path.read_text(encoding="utf-8").split()} if path.exists() else set[str]()
         if len(known | {digest}) > MOST_SCHEMAS:
             raise DataError(f"servers have handed out {len(known)} schemas; delete {path} if you trust this one")

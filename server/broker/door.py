@@ -265,7 +265,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         if (is_new or isinstance(request, flower.fleet.ActivateNodeRequest)) and request.public_key != key:
             answer = "this is another client's public key"
             self._refuse(context, "it asked to be another client", answer, grpc.StatusCode.PERMISSION_DENIED)
-        if is_new:  # enrolled, or without keys; the server keeps what a node gives as its key
+        if is_new:  # it has no node to compare with
             return
         if self._keys is not None and key not in self._keys:
             self._refuse_key(context, key)

@@ -106,11 +106,12 @@ def attached(address: str, ca: bytes | None = None) -> Iterator[LiveGrid]:
 def _task(address: str, ca: bytes | None) -> Iterator[Attached]:
     told = flower.RuntimeVersionHttpInterceptor(component_name="flower-server")
     connect = partial(flower.ControlHttpClient.from_server_address, address, ca is None, ca, [told])
+    request = flower.control.StartRunRequest(fab=flower.fab_to_proto(bundle()))
     with closing(connect()) as control:
         try:
-            run_id = control.StartRun(flower.control.StartRunRequest(fab=flower.fab_to_proto(bundle()))).run_id
-        except ValueError:  # an answer, and not in Flower's words
-            raise ConfigError(f"--superlink: expected a SuperLink's Control API at {address}, found another") from None
+            run_id = control.StartRun(request).run_id
+        except ValueError:  # the answer is no message of Flower's
+            raise ConfigError(f"--superlink: expected a SuperLink at {address}, found another server") from None
 
     def given_up(why: str) -> ConnectionFailed:
         """Stop the run, or the next process that asks for a task would get this one's."""
