@@ -1,12 +1,13 @@
 """Novel clients without labels: ODPFL-HN against global models and a trained pFedHN (the paper's table 1).
 
-CIFAR-10, 100 clients of which 10 never train, cohorts of 9, LeNet. Each method is a run of `flower-server --engine
-inline` whose folder stays under `--work`; a line per result goes into `--results`, and what is there already is not run
-again. A run that was killed goes on from its last checkpoint. `pfl-*` take the run of `pfedhn` on the same split and
-seed.
+CIFAR-10 or CIFAR-100, 100 clients of which 10 never train, cohorts of 9, LeNet. Each method is a run of
+`flower-server --engine inline` whose folder stays under `--work`; a line per result goes into `--results`, and what is
+there already is not run again. A run that was killed goes on from its last checkpoint. `pfl-*` take the run of `pfedhn`
+on the same split and seed.
 
     python -m figures.odpfl --root DIR                                        # everything, 500 rounds
     python -m figures.odpfl --root DIR --splits pathological --methods odpfl,fedavg --rounds 100
+    python -m figures.odpfl --root DIR --data cifar100 --methods odpfl,fedavg
     python -m figures.odpfl --data mnist --root DIR --clients 50 --rounds 60  # something shorter
     python -m figures.odpfl --table                                           # what there is, as Markdown
 """
@@ -27,11 +28,13 @@ from hyperbloom.server.cli import main as flower_server
 from hyperbloom.server.runs.checkpoint import has_begun, is_over
 
 SPLITS = {
-    "pathological": ["--split", "shards", "--set", "data.classes_per_client=2"],
+    "pathological": ["--split", "shards"],
     "dirichlet-0.1": ["--split", "dirichlet", "--set", "data.alpha=0.1"],
     "dirichlet-1": ["--split", "dirichlet", "--set", "data.alpha=1.0"],
     "dirichlet-10": ["--split", "dirichlet", "--set", "data.alpha=10.0"],
 }
+SHARDS = {"cifar100": 5}
+"""Shards of a client in the pathological split, where they are not two."""
 RATE = ["--set", "learning_rate=0.01"]  # of the hypernetwork, the paper's
 PAPER = ["--set", "start=hypernetwork", *RATE]
 METHODS = {
@@ -39,6 +42,7 @@ METHODS = {
     "odpfl-scaled": ["--strategy", "figures.scaled:ODPFLScaled", *RATE],
     "odpfl-common": ["--strategy", "odpfl", *RATE],
     "odpfl-uncalibrated": ["--strategy", "figures.one_factor:ODPFLUncalibrated", *PAPER],
+    "odpfl-one-model": ["--strategy", "figures.one_factor:ODPFLOneModel", *PAPER],
     "odpfl-private": ["--strategy", "odpfl", *PAPER, "--set", "encoder=private"],
     "odpfl-two-phase": ["--strategy", "odpfl", *PAPER, "--set", "mode=two-phase"],
     "fedavg": ["--strategy", "fedavg"],
@@ -59,6 +63,7 @@ ROWS = {
     "pfl-ensemble": "PFL-ensemble",
 }
 """Under which name it has a method."""
+TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 SCORES = ("val_mean", "test_mean", "test_std", "novel_test_mean", "novel_test_std")
 NOVEL = 10
 """Percent of the clients that never train."""
@@ -73,6 +78,7 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
     folder: Path = args.work / name
     flags = ["--engine", "inline", "--run-dir", str(folder), *METHODS[method], *SPLITS[split], "--data", args.data]
     flags += ["--clients", str(args.clients), "--cohort", str(max(1, args.clients * 9 // 100)), "--seed", str(seed)]
+    flags += ["--set", f"data.classes_per_client={SHARDS.get(args.data, 2)}"] if split == "pathological" else []
     flags += ["--set", f"novel={NOVEL}", "--set", "gains=false", *(["--root", args.root] if args.root else [])]
     for assignment in [*SETTINGS, *args.set]:
         flags += ["--set", assignment]
@@ -122,13 +128,14 @@ def key_of(result: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def tables(results: list[dict[str, Any]]) -> str:
-    """Return the accuracy on novel clients as Markdown, a table for each number of rounds, and what was searched."""
+    """Return the accuracy on novel clients as Markdown, by data set and number of rounds, and what was searched."""
     found = [result for result in results if result.get("search")]
     parts = ["Validation accuracy of the clients that train, in percent:", search(found)] if found else []
-    for rounds in sorted({result["rounds"] for result in results if result not in found}):
-        here = [result for result in results if result["rounds"] == rounds and result not in found]
-        parts += [f"{rounds} rounds, accuracy on novel clients in percent:", table(here, "novel_test")]
-        parts += [f"{rounds} rounds, accuracy on the clients that train:", table(here, "test")]
+    for data, rounds in sorted({(result["data"], result["rounds"]) for result in results if result not in found}):
+        here = [r for r in results if (r["data"], r["rounds"]) == (data, rounds) and r not in found]
+        about = f"{TITLES.get(data, data)}, {rounds} rounds, accuracy on"
+        parts += [f"{about} novel clients in percent:", table(here, "novel_test")]
+        parts += [f"{about} the clients that train:", table(here, "test")]
     return "\n\n".join(parts)
 
 
@@ -147,15 +154,15 @@ def table(results: list[dict[str, Any]], metric: str) -> str:
     With one seed there is the standard error over these clients, as in the paper, with more seeds their deviation. The
     paper's accuracy on novel clients is in brackets.
     """
-    table1 = load_table("odpfl-table1")
+    table1, data = load_table("odpfl-table1"), results[0]["data"]
     rows = ["| method | " + " | ".join(SPLITS) + " |", "|---|" + "---|" * len(SPLITS)]
     kinds = {(result["method"], *result["set"]) for result in results}
     for method, *own in sorted(kinds, key=lambda kind: (list(METHODS).index(kind[0]), kind)):
         cells = []
         for split in SPLITS:
             found = [r for r in results if (r["method"], r["set"], r["split"]) == (method, own, split)]
-            column = f"cifar10-{split.removeprefix('dirichlet-')}"
-            named = method in ROWS and metric == "novel_test"
+            column = f"{data}-{split.removeprefix('dirichlet-')}"
+            named = method in ROWS and metric == "novel_test" and data in TITLES
             figure = table1.methods[ROWS[method]].figures(column).get("") if named else None
             cells.append(_cell(found, metric) + (f" ({figure.mean})" if figure and found else ""))
         rows.append(f"| {', '.join([f'`{method}`', *own])} | " + " | ".join(cells) + " |")

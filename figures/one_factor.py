@@ -1,11 +1,12 @@
-"""ODPFL-HN whose fresh encoder is scaled by one factor for all dimensions of the descriptor, or not at all.
+"""ODPFL-HN whose fresh encoder is scaled by one factor for all dimensions of the descriptor, not at all, or to zero.
 
-`--strategy figures.one_factor:ODPFLOneFactor` and `--strategy figures.one_factor:ODPFLUncalibrated` run them. By
-default each dimension is divided by its own deviation over clients. That also enlarges directions in which clients
-hardly differ, but blurred images do. The paper names no scaling. Without it all clients begin with almost the same
-descriptor.
+`--strategy figures.one_factor:ODPFLOneFactor`, `...:ODPFLUncalibrated` and `...:ODPFLOneModel` run them. By default
+each dimension is divided by its own deviation over clients. That also enlarges directions in which clients hardly
+differ, but blurred images do. The paper names no scaling. Without it all clients begin with almost the same
+descriptor. With zero they keep one descriptor, so the hypernetwork writes one model for all.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
@@ -35,6 +36,20 @@ class UncalibratedEncoder(ServerEncoder):
         """Leave the last layer as it is."""
 
 
+class ZeroEncoder(ServerEncoder):
+    """An encoder that describes every client by zeros, and does not learn."""
+
+    def scale(self, descriptors: Tensor) -> None:
+        """Set the last layer to zero."""
+        views = self.layout.views(self.gamma.detach())
+        for name in ("tail.weight", "tail.bias"):
+            views[name].zero_()
+        self.version = version_of(self.gamma)
+
+    def step(self, gradients: Sequence[Tensor], clip: float) -> None:
+        """Leave the encoder as it is."""
+
+
 class ODPFLOneFactor(ODPFL):
     """ODPFL-HN with an encoder of one factor."""
 
@@ -50,3 +65,9 @@ class ODPFLUncalibrated(ODPFLOneFactor):
     """ODPFL-HN with an encoder that is not scaled."""
 
     kind = UncalibratedEncoder
+
+
+class ODPFLOneModel(ODPFLOneFactor):
+    """ODPFL-HN that writes the same model for all clients."""
+
+    kind = ZeroEncoder

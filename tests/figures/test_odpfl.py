@@ -32,8 +32,8 @@ def test_the_comparison_for_novel_clients_goes_on_where_it_stopped(
     capfd.readouterr()
     run("odpfl", "--table")
     shown = capfd.readouterr().out.splitlines()
-    assert shown[0] == "2 rounds, accuracy on novel clients in percent:"
-    assert shown[4].startswith("| `odpfl`, local.steps=2, novel=20 | ") and shown[4].endswith(" (59.5) |  |  |  |")
+    assert shown[0] == "digits, 2 rounds, accuracy on novel clients in percent:"
+    assert shown[4].startswith("| `odpfl`, local.steps=2, novel=20 | ") and shown[4].endswith(" |  |  |  |")
 
 
 def line(method: str, seed: int, novel: float, own: list[str], rounds: int = 500) -> dict[str, object]:
@@ -62,3 +62,9 @@ def test_the_table_has_a_row_for_each_setting_and_the_error_of_the_mean() -> Non
     assert "| `fedavg` |  |  | 50.0 (48.4) |  |" in alone and "70.0 +- 1.1 |" in alone  # one of ten is novel
     assert f"| dirichlet-1 | 100 | `odpfl` | {rate}, local.steps=65 | 0 | 39.0 |" in shown
     assert "100 rounds, accuracy on novel clients" not in shown  # a search is judged on validation alone
+    assert "CIFAR-100" not in shown and "CIFAR-10, 500 rounds, accuracy on novel clients" in shown
+    other = odpfl.tables([*lines, lines[2] | {"data": "cifar100"}])
+    assert "CIFAR-100, 500 rounds, accuracy on novel clients" in other
+    assert (
+        "| `fedavg` |  |  | 50.0 +- 1.0 (13.5) |  |" in other and "(48.4)" in other
+    )  # beside the data set's own number

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from figures.one_factor import ODPFLOneFactor, ODPFLUncalibrated, OneFactorEncoder, UncalibratedEncoder
+from figures.one_factor import (
+    ODPFLOneFactor,
+    ODPFLOneModel,
+    ODPFLUncalibrated,
+    OneFactorEncoder,
+    UncalibratedEncoder,
+    ZeroEncoder,
+)
 from hyperbloom.common.encoders import EncoderSpec, build_encoder, encode
 from hyperbloom.strategies import find_strategy
 from hyperbloom.strategies.encoder import ServerEncoder
@@ -36,8 +43,18 @@ def test_without_a_factor_the_encoder_begins_as_torch_made_it() -> None:
     assert torch.equal(made.gamma, before) and made.version == version
 
 
+def test_with_zeros_clients_are_described_alike_whatever_is_learned() -> None:
+    made = ZeroEncoder(EncoderSpec("deepset", (1, 8, 8), 5), seed=0, learning_rate=1e-1)
+    made.scale(torch.randn(20, 5))
+    made.step([torch.ones_like(made.gamma)], clip=1.0)
+    encoder = build_encoder(made.spec).eval()
+    encoder.load_state_dict(made.layout.views(made.gamma.detach()))
+    assert not encode(encoder, torch.rand(30, 1, 8, 8)).any()
+
+
 @pytest.mark.parametrize(
-    ("strategy", "encoder"), [(ODPFLOneFactor, OneFactorEncoder), (ODPFLUncalibrated, UncalibratedEncoder)]
+    ("strategy", "encoder"),
+    [(ODPFLOneFactor, OneFactorEncoder), (ODPFLUncalibrated, UncalibratedEncoder), (ODPFLOneModel, ZeroEncoder)],
 )
 def test_each_is_a_strategy_with_its_encoder(strategy: type[ODPFLOneFactor], encoder: type[ServerEncoder]) -> None:
     name = f"figures.one_factor:{strategy.__name__}"
