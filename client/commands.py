@@ -111,6 +111,8 @@ def _schema(table: Path, out: Path | None, **columns: Any) -> None:
     from hyperbloom.common.data.table import read_cells, schema_of
     from hyperbloom.common.files.storage import write_bytes
 
+    if out is not None and out.exists():
+        raise ConfigError(f"--out: expected nothing there yet, found {out}, perhaps mended; delete it, or name another")
     cells = read_cells(table)
     proposed = schema_of(DataSpec(str(table), **columns), cells)
     text = proposed.model_dump_json(indent=2, exclude_defaults=True) + "\n"

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -121,7 +120,7 @@ class ClientSettings:
             if key not in _KINDS:
                 raise ConfigError(f"node config: unknown key {name!r}")
             try:
-                _adapter(key).validate_python(value, strict=True)
+                TypeAdapter(_KINDS[key]).validate_python(value, strict=True)
             except ValidationError as error:
                 expected = error.errors()[0]["msg"].removeprefix("Input should be ")
                 raise ConfigError(f"node config: {name}: expected {expected}, found {value!r}") from None
@@ -133,8 +132,3 @@ class ClientSettings:
 
 _KINDS: dict[str, Any] = {**get_type_hints(DataSpec), **get_type_hints(ClientSettings)}
 _KINDS |= {"data": str, "size": Literal["S", "M", "L"]}
-
-
-@cache
-def _adapter(key: str) -> TypeAdapter[Any]:
-    return TypeAdapter(_KINDS[key])

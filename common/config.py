@@ -289,7 +289,7 @@ def _suggest(section: type[Section], loc: Iterable[int | str]) -> str:
         inside = (annotation, *get_args(annotation))  # a section, or a tuple of sections, or one that may be absent
         section = next(each for each in inside if isinstance(each, type) and issubclass(each, Section))
     known = sorted(section.model_fields)
-    if close := difflib.get_close_matches(name, known, n=1):
+    if close := difflib.get_close_matches(name, [*known, *RunConfig.model_fields], n=1):
         return f" Did you mean {close[0]}?"
     return f" Known keys: {', '.join(known)}." if known else " There are none."
 

@@ -51,7 +51,7 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
     origin = {
         "client": settings.client_id,
         "run": run_id,
-        "round": f"{scored.round}, the last in which this client was scored",
+        "round": f"{scored.round}; the model with which this client was scored last",
         **({"over training alone": scored.gain} if scored.gain else {}),
         **{
             f"test {title_of(name)}": f"{scale_of(name).show(scale_of(name).factor * value)} on {scored.total} examples"

@@ -41,7 +41,7 @@ def fetch_backbone(link: Link, folder: Path) -> None:
         there = sum(part.stat().st_size for name in missing if (part := _part(folder / name)).exists())
         rest = sum(size for size, _ in missing.values()) - there
         if rest + SPARE > shutil.disk_usage(folder).free:
-            raise ConfigError(f"--fetch-backbone: {folder} needs {rest / 1e6:,.0f} MB, and has less on its disk")
+            raise ConfigError(f"--fetch-backbone: {folder} needs {rest // 10**6:,} MB, and has less on its disk")
         if missing:
             log.info("fetching the backbone into %s: %.1f MB, and %.1f MB are here", folder, rest / 1e6, there / 1e6)
         for name, (size, digest) in missing.items():

@@ -148,9 +148,12 @@ class ClientData:
         more = f"outputs {self.num_classes}"
         if self.kind == "classification":
             counts = torch.bincount(labels, minlength=self.num_classes).tolist()
-            more = ", ".join(f"{name}: {count}" for name, count in zip(self.class_names[:20], counts, strict=False))
+            few = [pair for pair in zip(self.class_names, counts, strict=False) if pair[1] or len(counts) <= 20][:20]
+            more = ", ".join(f"{name}: {count}" for name, count in few)
             if max(counts) > 0.9 * len(labels):
                 more += f". Accuracy says little where {max(counts) / len(labels):.0%} are alike: set select"
+            elif len(counts) > 20 and len(labels) < 5 * sum(map(bool, counts)):
+                more += ". Store floats if these are numbers"
         elif self.kind == "regression" and len(labels.unique()) <= 10 and bool((labels == labels.round()).all()):
             more += ". Store integers if these few numbers are classes"
         columns = f" of {', '.join(column.name for column in self.schema.columns)}"[:200] if self.schema else ""

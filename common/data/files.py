@@ -45,8 +45,9 @@ def read_arrays(path: Path) -> dict[str, AnyArray]:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
     except _UNREADABLE as error:
+        why = error if zipfile.is_zipfile(path) else "no zip archive, or one that was cut off"
         size = path.stat().st_size
-        raise DataError(f"{path}: expected a whole .npz of plain arrays, found {size} bytes: {error}") from error
+        raise DataError(f"{path}: expected a whole .npz of plain arrays, found {size} bytes: {why}") from error
 
 
 def download(dataset: str, root: Path) -> None:

@@ -46,13 +46,12 @@ class Fleet(flower.FleetServicer):
     def PushMessages(self, request: fleet.PushMessagesRequest, context: ServicerContext) -> fleet.PushMessagesResponse:
         """Accept the announcement of a reply; cut one with too many objects so that the excess still shows."""
         enclosed = take_enclosed(request.messages_list[0]) if request.messages_list else {}
-        for message in request.messages_list:
+        for message, tree in zip(request.messages_list, request.message_object_trees, strict=True):
             self.state.note_answer(message.metadata.src_node_id, message.metadata.reply_to_message_id)
-        for tree in request.message_object_trees:
-            ids = [node.object_id for node in flower.objects.iterate_object_tree(tree)]
-            if len(ids) > MOST_OBJECTS:
-                leaves = [flower.message.ObjectTree(object_id=each) for each in ids[:MOST_OBJECTS]]
-                tree.CopyFrom(flower.message.ObjectTree(object_id=tree.object_id, children=leaves))
+            # All objects hang on the reply itself: what hung on nothing would stay when the reply is deleted.
+            root, ids = message.metadata.message_id, [x.object_id for x in flower.objects.iterate_object_tree(tree)]
+            leaves = [flower.message.ObjectTree(object_id=each) for each in dict.fromkeys(ids) if each != root]
+            tree.CopyFrom(flower.message.ObjectTree(object_id=root, children=leaves[:MOST_OBJECTS]))
         response = super().PushMessages(request, context)
         if response.objects_to_push:
             self._replies[response.session_id] = Reply(len(response.objects_to_push))

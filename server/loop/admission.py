@@ -58,11 +58,14 @@ class Admission:
         self.config, self.algorithm = config, algorithm
         self.setting: Setting | None = None
         self._initial = initial
-        self._meaning: str | None = None  # of the classes of those that name them
         self._open = False
 
     def check(self, about: Introduction, roster: Roster) -> None:
         """Raise a RefusedError if a client does not fit. The first one decides what the configuration leaves open."""
+        # Before the run begins, those that have left again do not count.
+        others = [c.about for c in (roster if self._open else roster.live) if c.client_id != about.client_id]
+        if about.meaning and {other.meaning for other in others} - {None, about.meaning}:
+            raise RefusedError("the names of its classes are not those of this federation; give them the same")
         with _refusing():  # also where the state of `init_from` does not fit this client's data
             self._check(about, (other.about for other in roster if other.client_id != about.client_id))
 
@@ -71,13 +74,10 @@ class Admission:
         setting = check_introduction(about, self.config, self.algorithm, self.setting)
         if self.setting is not None or self._schema is not None:
             _check_schema(about.schema, self._schema)
-        if None not in (about.meaning, self._meaning) and about.meaning != self._meaning:
-            raise RefusedError("the names of its classes are not those of this federation; give them the same")
         self.algorithm.serves(about, others)
         if self.setting is None:
             self.build(setting)
             self._schema = about.schema
-        self._meaning = self._meaning or about.meaning
 
     def checked(self, roster: Roster) -> Iterator[Client]:
         """Yield each client of a roster, by row, once it has passed the check beside those before it."""

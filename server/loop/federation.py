@@ -218,9 +218,9 @@ class Federation:
                 raise WireError(begin + about.text)
             self._admit(node, about)
         except (RefusedError, WireError) as error:
-            why = shown(str(error))  # it may quote the introduction
-            self._refusal = f"; the last one was refused: {why}"
-            self._on_event(Refused(f"refused node {node}: {why}"))
+            why, who = shown(str(error)), self._owners.get(node) or f"node {node}"  # it may quote the introduction
+            self._refusal = f"; the last one refused was {who}: {why}"
+            self._on_event(Refused(f"refused {who}: {why}"))
             self._notify([node], Notice("refused", why))
 
     def _admit(self, node: int, about: Introduction) -> None:

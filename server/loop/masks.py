@@ -162,8 +162,11 @@ class _MaskedTraining:
         self.place = {row: place for place, row in enumerate(self.rows)}
         self.agreement = self._agree()
         self.digest = self.agreement.digest
+        signed_keys = tuple(keys.signature for keys in self.keys.values())
         self.dealt: Mapping[int, wire.SharesResult] = yield from self._ask(
-            self._who(self.keys), self._shares_order, self._check_dealt
+            self._who(self.keys),
+            lambda client: wire.SharesOrder(self.agreement, self.place[client.row], signed_keys),
+            self._check_dealt,
         )
         self._plan()
         masked: Mapping[int, wire.MaskedResult] = yield from self._ask(
@@ -232,10 +235,6 @@ class _MaskedTraining:
             tuple(keys.mask_key for keys in self.keys.values()),
             tuple(keys.identity for keys in self.keys.values()),
         )
-
-    def _shares_order(self, client: Client) -> wire.SharesOrder:
-        signatures = tuple(keys.signature for keys in self.keys.values())
-        return wire.SharesOrder(self.agreement, self.place[client.row], signatures)
 
     def _check_dealt(self, client: Client, result: wire.SharesResult) -> None:
         own, count = self.place[client.row], len(self.rows)

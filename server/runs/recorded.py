@@ -44,7 +44,7 @@ def sound(path: Path) -> Iterator[None]:
     """Raise a ConfigError for what reading a damaged file raises."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ConfigError(f"{path} is damaged ({error!r})") from None
 
 

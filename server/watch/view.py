@@ -139,11 +139,11 @@ def results_table(
     table.add_column("client", overflow="fold")
     table.add_column("examples", justify="right")
     for name, selection in results.items():
-        table.add_column(Text(f"{name}\n(round {selection.round})"), justify="right", overflow="fold")
+        table.add_column(Text(f"{printable(name)}\n(round {selection.round})"), justify="right", overflow="fold")
     scale = scale_of(next((selection.metric for selection in results.values()), "accuracy"))
     for client in sorted(train_examples, key=by_number)[:MOST_ROWS]:
         values = [selection.test_accuracy.get(client) for selection in results.values()]
-        shown, count = Text(f"{client} (novel)" if client in novel else client), str(train_examples[client])
+        shown, count = Text(printable(f"{client} (novel)" if client in novel else client)), str(train_examples[client])
         table.add_row(shown, count, *_cells(values, scale))
     if len(train_examples) > MOST_ROWS:
         table.add_row(f"{len(train_examples) - MOST_ROWS} more in summary.json")

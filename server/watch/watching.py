@@ -11,7 +11,7 @@ from rich.console import Console
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.files.storage import claim
 from hyperbloom.server.runs.lines import CLIENTS, EVENTS, METRICS, Line, Tail, phase_folder
-from hyperbloom.server.runs.recorded import has_ended, read_config, read_members, read_summary
+from hyperbloom.server.runs.recorded import has_ended, read_config, read_members, read_summary, sound
 from hyperbloom.server.watch.view import TerminalView, print_line, print_results
 
 LOOK_EVERY_S = 0.5
@@ -27,7 +27,8 @@ def watch(folder: Path, console: Console, sleep: Callable[[float], None] = time.
         while True:
             # Check first, so that everything written before the end is read.
             running = is_running(folder)
-            watcher.look()
+            with sound(folder):
+                watcher.look()
             if not running:
                 break
             sleep(LOOK_EVERY_S)

@@ -260,6 +260,8 @@ def test_check_names_where_the_values_came_from() -> None:
     assert check(Options, {"width": 4}, "options of it") == Options(width=4)
     with pytest.raises(ConfigError, match=r"^qqqq: unknown key in options of it\. Known keys: width\.$"):
         check(Options, {"qqqq": 4}, "options of it")
+    with pytest.raises(ConfigError, match=r"^round: unknown key in options of it\. Did you mean rounds\?$"):
+        check(Options, {"round": 4}, "options of it")  # a key of the run
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,9 @@ def test_a_summary_names_what_often_goes_wrong() -> None:
     floats = Examples(torch.zeros(4, 3), torch.tensor([0.0, 1, 1, 0]))
     told = ClientData(floats, floats, floats, 1, ("y",), kind="regression").summary
     assert told.endswith("Store integers if these few numbers are classes")
+    numbers = Examples(torch.zeros(30, 3), torch.arange(440, 470))
+    told = ClientData(numbers, numbers, numbers, 470, tuple(map(str, range(470)))).summary
+    assert "classification, 440: 3, 441: 3," in told and told.endswith("459: 3. Store floats if these are numbers")
     for factor, told in (
         (1.0, ""),
         (100.0, ". Input 1 has a deviation of 50: standardise inputs alike at all clients"),

@@ -194,6 +194,9 @@ def test_missing_and_truncated_npz_files_are_named(tmp_path: Path) -> None:
     Path(name).write_bytes(Path(name).read_bytes()[:50])
     with pytest.raises(DataError, match=r"own.npz: expected a whole .npz of plain arrays, found 50 bytes"):
         load(name)
+    Path(name).write_text("hello")
+    with pytest.raises(DataError, match=r"found 5 bytes: no zip archive, or one that was cut off$"):
+        load(name)
     with pytest.raises(DataError, match=r"other.npz: expected an .npz file, found none of this name"):
         load(str(tmp_path / "other.npz"))
 

@@ -36,6 +36,8 @@ def test_the_server_hands_out_the_schema_and_models_predict_from_tables(
     hospitals, proposed, run = write_hospitals(tmp_path), tmp_path / "schema.json", tmp_path / "run"
     assert client(["schema", str(hospitals["cleveland"]), "--label", "num", "--out", str(proposed)]) == 0
     assert "13 columns" in capsys.readouterr().out
+    assert client(["schema", str(hospitals["cleveland"]), "--label", "num", "--out", str(proposed)]) == 2
+    assert f"--out: expected nothing there yet, found {proposed}, perhaps mended" in capsys.readouterr().err
     schema = json.loads(proposed.read_text())
     schema["columns"] = [column for column in schema["columns"] if column["name"] in ("age", "sex", "cp", "thalach")]
     proposed.write_text(json.dumps(schema))

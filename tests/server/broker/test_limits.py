@@ -51,11 +51,11 @@ class Link:
         assert self.state.store_message_ins(order)
         return order.metadata.message_id
 
-    def push_messages(self, tree: ObjectTree, order: str = "") -> Any:
-        """Announce a tree as the reply to a new order, or to the one that is given."""
+    def push_messages(self, tree: ObjectTree, order: str = "", reply: str = "") -> Any:
+        """Announce a tree as a reply, by default its root, to a new order or the one that is given."""
         metadata = Metadata(
             run_id=self.run.run_id,
-            message_id=tree.object_id,
+            message_id=reply or tree.object_id,
             src_node_id=self.node,
             dst_node_id=1,
             reply_to_message_id=order or self.order(),
@@ -265,11 +265,33 @@ def test_an_order_has_its_own_parts_whatever_a_client_has_announced(link: Link) 
     found = link.store.get_object_tree(name)
     parts = {node.object_id for node in iterate_object_tree(found)}
     assert parts == {name, record_tree.object_id, *(child.object_id for child in record_tree.children)}
-    assert all(link.store.get(part) for part in parts) and bogus.object_id not in link.store
+    assert all(link.store.get(part) for part in parts)
     link.store.delete(_id(b"reply"))
     assert all(link.store.get(part) for part in parts), "the reply's end takes nothing from the order"
+    assert bogus.object_id not in link.store
     link.store.delete(name)
     assert not parts & set(link.store.store)
+
+
+@pytest.mark.parametrize("how", ["another root", "a leaf that has parts further on", "a circle"])
+def test_nothing_of_a_reply_stays_whatever_its_tree_says(link: Link, how: str) -> None:
+    one, two, reply = record(300), record(301), _id(b"the reply")
+    leaf, node = ObjectTree(object_id=_id(one)), ObjectTree(object_id=_id(one))
+    node.children.append(ObjectTree(object_id=_id(two)))
+    tree = {
+        "another root": node,
+        "a leaf that has parts further on": ObjectTree(object_id=reply, children=[leaf, node]),
+        "a circle": ObjectTree(object_id=reply, children=[node, ObjectTree(object_id=reply, children=[leaf])]),
+    }[how]
+    order = link.order()
+    said = link.push_messages(tree, order, reply)
+    for content in (one, two):
+        link.push(said.session_id, content)
+    assert link.store.get(_id(two)) == two
+    link.run.replies({order})
+    link.run.confirm(reply)
+    link.store.delete(reply)
+    assert not {_id(one), _id(two), reply} & set(link.store.store)
 
 
 def test_an_enclosed_object_that_a_tree_names_twice_breaks_no_call(link: Link) -> None:

@@ -212,12 +212,28 @@ def test_clients_whose_classes_have_other_names_are_refused() -> None:
     """Two folders of classes each, numbered by name: the same label would mean another thing."""
     made, roster = Diary(), Roster()
     admission = Admission(made.config, made)
-    admission.check(introduction("nameless"), roster)
-    admission.check(replace(introduction("a"), meaning="benign, malignant"), roster)
-    admission.check(replace(introduction("b"), meaning="benign, malignant"), roster)
-    admission.check(introduction("numbered"), roster)
-    with pytest.raises(RefusedError, match="the names of its classes are not those of this federation"):
-        admission.check(replace(introduction("c"), meaning="malignant, normal"), roster)
+
+    def come(name: str, node: int, meaning: str | None = None) -> None:
+        about = replace(introduction(name), meaning=meaning)
+        admission.check(about, roster)
+        roster.admit(node, about, by_key=False)
+
+    come("nameless", 1)
+    come("a", 2, "benign, malignant")
+    come("b", 3, "benign, malignant")
+    come("numbered", 4)
+    refused = pytest.raises(RefusedError, match="the names of its classes are not those of this federation")
+    with refused:
+        come("c", 5, "malignant, normal")
+    for node in (2, 3):
+        roster.leave(node)  # before the run begins, those that have left again decide nothing
+    come("c", 5, "malignant, normal")
+    with refused:
+        come("a", 6, "benign, malignant")
+    admission.begin(roster, 0)
+    roster.leave(5)
+    with refused:  # those that take part in a run do, wherever they are
+        come("d", 7, "other, names")
 
 
 def test_a_first_client_that_another_runs_state_does_not_fit_is_refused_and_the_next_one_may_decide() -> None:

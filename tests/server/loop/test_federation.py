@@ -125,7 +125,7 @@ def test_a_client_is_who_its_key_says(party: Party, grid: ScriptedGrid) -> None:
         party.gather(2, timeout_s=3)
     assert party.where() == {"a": 7}
     reason = "its key is that of c, but it says that it is b"
-    assert f"refused node 8: {reason}" in party.events
+    assert f"refused c: {reason}" in party.events
     assert [(node, notice.reason) for node, notice in grid.notices()] == [(8, reason)]
 
 

@@ -113,6 +113,13 @@ def test_long_names_are_whole_in_a_narrow_table() -> None:
     assert all(name in first for name in clients) and "hafl-distillation" in second
 
 
+def test_names_from_a_folder_cannot_write_to_the_terminal() -> None:
+    name = "\x1b]0;mine\x07\x1b[2Jward"
+    shown = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    shown.print(results_table({name: selection(1, {name: 50.0})}, {name: 9}))
+    assert "\x1b]0" not in text(shown) and "\x1b[2J" not in text(shown) and "ward" in text(shown)
+
+
 def test_in_a_file_a_table_is_as_wide_as_it_needs() -> None:
     results = {f"a-strategy-of-mine-{number}": selection(80, {"a": 50.0}) for number in range(9)}
     shown = Console(file=io.StringIO(), width=80, color_system=None)

@@ -137,6 +137,14 @@ def test_another_folder_is_refused_in_one_line(tmp_path: Path, capsys: pytest.Ca
     assert said == f"flower-server watch: expected the folder of a run, found no {tmp_path}/config.yaml\n"
 
 
+def test_a_damaged_line_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Recording(tmp_path).whole()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"hello": 1}\n')
+    assert main(["watch", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"flower-server watch: {tmp_path} is damaged (KeyError('round'))\n"
+
+
 def test_the_command_watches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Recording(tmp_path).whole()
     assert main(["watch", str(tmp_path)]) == 0
