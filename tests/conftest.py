@@ -1,6 +1,8 @@
+import logging
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 # Before Flower is imported anywhere: it reads both when it is.
@@ -22,6 +24,28 @@ torch.set_num_threads(1)
 
 # A shell's background jobs ignore Ctrl-C, and so would all that the tests start and stop by it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def restored_loggers() -> Iterator[None]:
+    """Put handlers and levels of the loggers back, and close files that were opened meanwhile."""
+    loggers = (logging.getLogger("hyperbloom"), logging.getLogger("flwr"))
+    before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
+    try:
+        yield
+    finally:
+        for logger, handlers, level, propagate in before:
+            for handler in set(logger.handlers) - set(handlers):
+                handler.close()
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def own_loggers() -> Iterator[None]:
+    """Leave no handler behind that writes where a test's output went."""
+    with restored_loggers():
+        yield
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Clients on a small share of the digits, each with a state folder of its own."""
 
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,16 +26,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Undo what a command does to its process: loggers, environment, loaded clients."""
+    """Undo what a command does to its process: environment, loaded clients."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("FLWR_LOG_LEVEL", "ERROR")
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    logger = logging.getLogger("hyperbloom")
-    before = (list(logger.handlers), logger.level, logger.propagate)
     client_for.cache_clear()
     yield
     client_for.cache_clear()
-    logger.handlers, logger.level, logger.propagate = before
 
 
 @pytest.fixture

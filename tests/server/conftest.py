@@ -1,9 +1,7 @@
 """A clock that a test turns, a grid whose nodes a test scripts, and a process that is as it was afterwards."""
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -51,28 +49,12 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo what a command does to its process: loggers, environment, loaded clients."""
+    """Undo what a command does to its process: environment, loaded clients."""
     monkeypatch.setenv("FLWR_LOG_LEVEL", "ERROR")
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     monkeypatch.setenv("COLUMNS", "300")
-    with restored_loggers():
-        yield
+    yield
     client_for.cache_clear()
-
-
-@contextmanager
-def restored_loggers() -> Iterator[None]:
-    """Put handlers and levels of the loggers back, and close files that were opened meanwhile."""
-    loggers = (logging.getLogger("hyperbloom"), logging.getLogger("flwr"))
-    before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
-    try:
-        yield
-    finally:
-        for logger, handlers, level, propagate in before:
-            for handler in set(logger.handlers) - set(handlers):
-                handler.close()
-            logger.handlers, logger.propagate = handlers, propagate
-            logger.setLevel(level)
 
 
 class Clock:

@@ -43,9 +43,8 @@ from hyperbloom.server.runs.folder import RunFolder, read_run
 from hyperbloom.server.watch.tracking import BUILT_IN
 from hyperbloom.server.watch.view import TerminalView
 from hyperbloom.strategies import STRATEGIES, make_algorithm
+from tests.conftest import restored_loggers
 from tests.parsing import flags, parse
-
-from .conftest import restored_loggers
 
 BRIEF = ["--set", "local.steps=3", "--set", "data.max_train=60", "--set", "hidden_dim=8"]
 RUN = ["--engine", "inline", "--clients", "3", "--rounds", "5", "--eval-every", "2", *BRIEF]

@@ -10,8 +10,7 @@ import pytest
 from hyperbloom.common.files import storage
 from hyperbloom.server.cli import main
 from hyperbloom.server.runs import folder
-
-from .conftest import restored_loggers
+from tests.conftest import restored_loggers
 
 RUN = ["--engine", "inline", "--clients", "2", "--rounds", "6", "--eval-every", "2", "--set", "local.steps=2"]
 
