@@ -160,13 +160,11 @@ class _MaskedTraining:
         )
         self.rows = tuple(self.keys)  # by place
         self.place = {row: place for place, row in enumerate(self.rows)}
-        self.agreement = self._agree()
-        self.digest = self.agreement.digest
-        signed_keys = tuple(keys.signature for keys in self.keys.values())
+        agreement = self.agreement = self._agree()
+        self.digest = agreement.digest
+        proofs = tuple(keys.signature for keys in self.keys.values())
         self.dealt: Mapping[int, wire.SharesResult] = yield from self._ask(
-            self._who(self.keys),
-            lambda client: wire.SharesOrder(self.agreement, self.place[client.row], signed_keys),
-            self._check_dealt,
+            self._who(self.keys), lambda c: wire.SharesOrder(agreement, self.place[c.row], proofs), self._check_dealt
         )
         self._plan()
         masked: Mapping[int, wire.MaskedResult] = yield from self._ask(

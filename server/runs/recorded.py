@@ -92,7 +92,8 @@ def read_config(folder: Path, own_code: bool = True) -> RunConfig:
     """
     path = folder / "config.yaml"
     if not path.is_file():
-        raise ConfigError(f"expected the folder of a run, found no {path}")
+        runs = "; name one of the runs in it" if any(folder.glob("*/config.yaml")) else ""
+        raise ConfigError(f"expected the folder of a run, found no {path}{runs}")
     config = load_run_config(path, {})
     plain = _PLAIN | ({"name"} if config.data.name.startswith("hf:") else set())  # a strategy so named is code
     values = flat(config.model_dump(mode="json", exclude={"adapt": True, "compression": True, "data": plain}))

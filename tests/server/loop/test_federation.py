@@ -249,6 +249,15 @@ def test_waiting_ends_when_it_has_become_pointless(grid: ScriptedGrid, clock: Cl
     assert clock.passed == pytest.approx(3, abs=0.1)
 
 
+def test_those_that_are_connected_and_silent_are_counted(party: Party, grid: ScriptedGrid) -> None:
+    grid.join(2, "a")
+    grid.nodes[3] = lambda message: None
+    with pytest.raises(
+        CohortError, match=r"^1 of 2 clients joined within 2 s \(a\); 1 are connected and do not answer\."
+    ):
+        party.gather(2, timeout_s=2)
+
+
 def test_nobody_in_time_is_said_so(party: Party) -> None:
     with pytest.raises(CohortError, match=r"^0 of 1 clients joined within 2 s \(none\)\. Start the others"):
         party.gather(1, timeout_s=2)

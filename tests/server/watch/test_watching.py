@@ -135,6 +135,9 @@ def test_another_folder_is_refused_in_one_line(tmp_path: Path, capsys: pytest.Ca
     assert main(["watch", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said == f"flower-server watch: expected the folder of a run, found no {tmp_path}/config.yaml\n"
+    Recording(tmp_path / "one").whole()
+    assert main(["watch", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith(f"found no {tmp_path}/config.yaml; name one of the runs in it\n")
 
 
 def test_a_damaged_line_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
