@@ -90,7 +90,7 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
     start = time.perf_counter()
     if has_begun(folder):
         over = is_over(folder, load_run_config(folder / "config.yaml", {}))
-        code = 0 if over else flower_server(["--resume", str(folder)])
+        code = 0 if over else flower_server(["--resume", str(folder), "--own-code"])
     else:
         shutil.rmtree(folder, ignore_errors=True)
         code = flower_server(flags)

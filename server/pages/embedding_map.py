@@ -41,12 +41,12 @@ def flatten_by_pca(embeddings: Points) -> tuple[Points, tuple[str, str]]:
 
 
 def flatten_by_tsne(embeddings: Points) -> Points | None:
-    """Return the t-SNE `(clients, 2)`, which is deterministic, or None for too few or too many clients."""
-    clients = len(embeddings)
-    if not FEWEST <= clients <= MOST:
+    """Return the t-SNE `(clients, 2)`, deterministic, or None for too few, too many or equal clients."""
+    points, clients = embeddings.astype(np.float32), len(embeddings)
+    if not FEWEST <= clients <= MOST or not 1e-30 < points.var(axis=0).max() < np.inf:  # else scikit-learn may crash
         return None
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (clients - 1) / 3)
     tsne = TSNE(2, perplexity=perplexity, init="pca" if embeddings.shape[1] > 1 else "random", random_state=0, n_jobs=1)
-    return np.asarray(tsne.fit_transform(embeddings.astype(np.float32)), dtype=np.float64)
+    return np.asarray(tsne.fit_transform(points), dtype=np.float64)

@@ -46,6 +46,13 @@ def test_too_few_or_too_many_have_no_tsne() -> None:
     assert flatten_by_tsne(np.zeros((MOST + 1, 3))) is None
 
 
+@pytest.mark.parametrize("spread", [0.0, 1e-25])
+def test_equal_points_have_no_tsne(spread: float) -> None:
+    """scikit-learn divides by their variance, and its tree of the results then ends the process."""
+    points = spread * np.random.default_rng(0).normal(size=(100, 26))
+    assert flatten_by_tsne(points) is None
+
+
 def test_embeddings_are_read_where_there_are_some(tmp_path: Path) -> None:
     path = tmp_path / "hypernetwork.safetensors"
     assert read_embeddings(path) is None
