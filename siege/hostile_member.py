@@ -3,7 +3,8 @@
 * `mute`: announces replies and never uploads them;
 * `speechless`: never even says who it is;
 * `babble`: answers each order with an error of 0.9 MB;
-* `nonsense`: answers each order with random bytes, and sends 20 replies to orders that nobody gave.
+* `nonsense`: answers each order with random bytes, and sends 20 replies to orders that nobody gave;
+* `litter`: says politely that it cannot train, and leaves 8 MiB with each reply, of which the reply is a part.
 
 The server must lose no more than a moment to it.
 
@@ -17,24 +18,28 @@ from typing import Any
 
 import grpc
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.proto.message_pb2 import PushObjectResponse
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
+from flwr.supercore.inflatable.inflatable_object import get_object_id
 
 from hyperbloom import __version__
 from hyperbloom.client.link.connection import Connection
 from hyperbloom.client.link.internals import RetryInvoker, exponential
 from hyperbloom.client.link.server import Link
+from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy.keys import read_private_key
-from hyperbloom.common.wire.orders import Greeting, Introduction
+from hyperbloom.common.wire.orders import Failed, Greeting, Introduction
 from hyperbloom.common.wire.pack import pack
 
-ATTACKS = ("mute", "speechless", "babble", "nonsense")
-NOISE_BYTES, STRAYS = 900_000, 20
+ATTACKS = ("mute", "speechless", "babble", "nonsense", "litter")
+NOISE_BYTES, STRAYS, LITTER_BYTES = 900_000, 20, 8 * 2**20
 
 
-class _Mute(Connection):
-    """A connection that uploads nothing while it is told not to."""
+class _Hostile(Connection):
+    """A connection that uploads nothing while it is told not to, or more than belongs to a reply."""
 
     uploads = True
+    litters = False
 
     def send(self, reply: Message) -> None:
         """Send a reply, or announce it alone."""
@@ -44,14 +49,29 @@ class _Mute(Connection):
     def _call(self, method: str, *args: Any, **more: Any) -> Any:
         if method == "PushObject" and not self.uploads:
             return PushObjectResponse(stored=True)
+        if method == "PushMessages" and self.litters:
+            return self._litter(*args)
         return super()._call(method, *args, **more)
+
+    def _litter(self, request: PushMessagesRequest) -> PushMessagesResponse:
+        """Announce a reply as a part of something else, and upload that, too."""
+        content = ConfigRecord({"values": os.urandom(16) + bytes(LITTER_BYTES)}).deflate()
+        (tree,), whole = request.message_object_trees, get_object_id(content)
+        tree.CopyFrom(ObjectTree(object_id=whole, children=[tree]))
+        said: PushMessagesResponse = super()._call("PushMessages", request)
+        if whole in said.objects_to_push:
+            said.objects_to_push.remove(whole)
+            about = {"node": self._node, "run_id": request.messages_list[0].metadata.run_id}
+            about |= {"session_id": said.session_id, "object_id": whole, "object_content": content}
+            super()._call("PushObject", PushObjectRequest(**about))
+        return said
 
 
 def attack(link: Link, name: str, how: str) -> None:
     """Wait for the server, and answer all its orders in this way, until the process is ended."""
     about = Introduction(name, f"secret of {name}", __version__, "M", (1, 8, 8), 10, 60, 20, 20, (), divisor=16.0)
     patient = RetryInvoker(exponential, grpc.RpcError, max_tries=None, max_time=None)
-    connection = _Mute(link, patient)
+    connection = _Hostile(link, patient)
     connection.open()
     while True:
         if (order := connection.receive()) is None:
@@ -59,6 +79,9 @@ def attack(link: Link, name: str, how: str) -> None:
         if order.metadata.message_type == Greeting.message_type and how != "speechless":
             connection.uploads = True
             connection.send(Message(pack(about), reply_to=order))
+        elif how == "litter":
+            connection.litters = True
+            connection.send(Message(pack(Failed(Reason.FAILED, "not now")), reply_to=order))
         elif how == "babble":
             connection.send(Message(Error(0, "x" * NOISE_BYTES), reply_to=order))
         else:
