@@ -225,8 +225,7 @@ def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], whe
         config = config.model_copy(update={"eval_every": min(config.eval_every, max(1, config.rounds // 4))})
         config.model_fields_set.discard("eval_every")  # another number of rounds has another default
     if config.asynchronous and "schedule" not in config.local.model_fields_set:
-        local = config.local.model_copy(update={"schedule": "constant"})
-        config = config.model_copy(update={"local": local})
+        config = config.model_copy(update={"local": config.local.model_copy(update={"schedule": "constant"})})
     _check_combinations(config)
     return config
 

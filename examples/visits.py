@@ -11,7 +11,7 @@ The counts are stored as floats: `np.savez("visits.npz", x=x, y=counts.astype("f
 network's output, the rate is exp(o), and the deviance  2 (y log y - y o - y + exp(o)).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -39,3 +39,6 @@ class Visits(Regression):
 
     def answers(self, outputs: Tensor) -> Tensor:
         return outputs.exp()
+
+    def describe(self, names: Sequence[str]) -> str:
+        return f"the logarithms of {len(names)} rates: {', '.join(names)}"

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hyperbloom.common.config import Section, check
-from hyperbloom.common.errors import ConfigError, HyperbloomError, RefusedError, WireError
+from hyperbloom.common.errors import ConfigError, DiskError, HyperbloomError, RefusedError, WireError
 from hyperbloom.common.files.storage import claim, delete_unfinished, keep, write_json, write_tensors
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.wire.orders import Scope
@@ -332,11 +332,11 @@ def _check_room(path: Path) -> None:
 
 @contextmanager
 def _disk() -> Iterator[None]:
-    """Convert disk errors to a HyperbloomError without paths, because the server reads its text."""
+    """Convert disk errors to a DiskError without paths, because the server reads its text."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise HyperbloomError(f"the client cannot write its state: {_why(error)}") from error
+        raise DiskError(f"the client cannot write its state: {_why(error)}") from error
 
 
 def _why(error: Exception) -> str:

@@ -82,8 +82,7 @@ class Connection:
                 if self.node_id:
                     self._call("DeactivateNode", flower.fleet.DeactivateNodeRequest(node_id=self.node_id))
                     if self._registers:
-                        gone = flower.fleet.UnregisterNodeFleetRequest(node_id=self.node_id)
-                        self._call("UnregisterNode", gone)
+                        self._call("UnregisterNode", flower.fleet.UnregisterNodeFleetRequest(node_id=self.node_id))
         finally:
             self._channel.close()
 

@@ -1,6 +1,7 @@
 """The server's address, its security settings, and its SuperLink."""
 
 import logging
+import shlex
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -242,7 +243,7 @@ def open_for_newcomers(machines: Machines, folder: Path, brings: str, say: Say, 
     with log_to(folder / "server.log"), open_superlink(machines, folder, say, tell) as grid:
         flags, told = machines.invite(1, newcomers=True)
         say("ready; a newcomer runs:")
-        say(f"  flower-client join {' '.join(flags)} {brings} --out model")
+        say(f"  flower-client join {shlex.join(flags)} {brings} --out model")
         if told:
             say(told)
         yield grid

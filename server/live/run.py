@@ -107,6 +107,7 @@ def how_far(folder: Path, as_json: bool) -> str:
     """Return a line for each strategy that has begun, or all as JSON; ConfigError for no run or a damaged file."""
     run = LiveRun(folder)
     run.look(float("inf"))
+    run.current.closed = not run.running
     if not as_json:
         begun = [course.sentence() for course in run.courses.values() if course.means]
         where = f"{run.current.name}: round {run.current.done} of {run.config.rounds}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
@@ -84,7 +85,7 @@ def _full_disk_told(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        on = f"go on with flower-server --resume {folder}, or with the same command if it compares or tunes"
+        on = f"go on with flower-server --resume {quote(str(folder))}, or with the same command if it compares or tunes"
         anew = f"begin again with the same command, after you have deleted {folder}"
         raise DiskError(
             f"cannot write to {folder}: {error.strerror}. Nothing is half-written; make room, and "

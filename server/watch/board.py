@@ -137,16 +137,15 @@ class Board:
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the estimated seconds until the last round, or None."""
-        return None if not self.pace else max(0.0, (self.rounds - self.done) / self.pace)
+        """Return the estimated seconds until the last round; None before the first one, and after the end."""
+        return None if not self.pace or self.closed else max(0.0, (self.rounds - self.done) / self.pace)
 
     def sentence(self) -> str:
         """Return the last evaluation as a line for output that is no terminal."""
         number, rate = self._evaluated["round"], self.pace
-        left = (
-            f"{self._tempo()}  {duration((self.rounds - number) / rate)} left" if number and rate else "before training"
-        )
-        return f"{self.name}: round {number}/{self.rounds}  {self.title} {_figures(self._evaluated)}  {left}"
+        left = "" if self.closed or not rate else f"  {duration((self.rounds - number) / rate)} left"
+        tempo = f"{self._tempo()}{left}" if number and rate else "before training"
+        return f"{self.name}: round {number}/{self.rounds}  {self.title} {_figures(self._evaluated)}  {tempo}"
 
     def _tempo(self) -> str:
         """Return the pace as text, or nothing before the first round."""
@@ -168,7 +167,7 @@ class Board:
         return Group(self._head(), rows)
 
     def _head(self) -> RenderableType:
-        left = f"{duration(self.seconds_left)} left" if self.seconds_left and not self.closed else ""
+        left = f"{duration(self.seconds_left)} left" if self.seconds_left else ""
         head = Table.grid(padding=(0, 2))
         head.add_row(
             Text(self.name, style="bold"),

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
@@ -108,7 +109,7 @@ class _Watcher:
         board, console = self.view.board, self.view.console
         if not has_ended(self.folder):
             where = f"round {board.done} of {board.rounds} of {board.name}"
-            how = f"flower-server --resume {self.folder}, or flwr run for a Flower app,"
+            how = f"flower-server --resume {quote(str(self.folder))}, or flwr run for a Flower app,"
             print_line(console, f"it stopped after {where}; {how} goes on with it")
             return
         if results := read_summary(self.folder):

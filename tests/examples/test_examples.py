@@ -280,6 +280,7 @@ def test_visits_are_learned_by_their_deviance(monkeypatch: pytest.MonkeyPatch) -
     assert task.loss(rates.log(), counts).item() == pytest.approx(expected, rel=1e-5)
     found = task.measure(task.answers(rates.log()), counts, 1, ["mae"]).values
     assert found["mae"] == pytest.approx(reference.mean_absolute_error(counts, rates.flatten()))
+    assert task.describe(["y"]) == "the logarithms of 1 rates: y"
     with pytest.raises(DataError, match="counts from 0, found -1"):
         task.check(torch.tensor([-1.0]), 1)
 

@@ -14,7 +14,7 @@ from hyperbloom.client.work import methods, sgd
 from hyperbloom.client.work.sgd import draw_batches
 from hyperbloom.common.compression import Codec
 from hyperbloom.common.data import load_client_data
-from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
+from hyperbloom.common.errors import DiskError, HyperbloomError, ModelError, WireError
 from hyperbloom.common.layout import Weights
 from hyperbloom.common.models import MODELS, build
 from hyperbloom.common.seeds import derive
@@ -335,7 +335,7 @@ def test_a_full_disk_is_told_and_nothing_is_half_written(
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
-        with pytest.raises(HyperbloomError) as caught:
+        with pytest.raises(DiskError) as caught:
             worker.answer(train_order("head", round=2))
     assert str(caught.value) == "the client cannot write its state: No space left on device"
     assert list(folder.iterdir()) == [before] and before.read_bytes() == content

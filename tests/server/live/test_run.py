@@ -141,11 +141,18 @@ def test_once_for_people_and_for_programs(tmp_path: Path) -> None:
     recording.go(2, b="out of memory")
     recording.go(3)
     assert how_far(tmp_path, False).splitlines() == [
-        "pfedhn: round 2/6  accuracy mean 21.0 %, worst client 20.0 %  2.0 rounds/s  2.0 s left",
+        "pfedhn: round 2/6  accuracy mean 21.0 %, worst client 20.0 %  2.0 rounds/s",  # nobody works on the rest
         "stopped: pfedhn: round 3 of 6",
     ]
+    with locked(tmp_path):
+        assert how_far(tmp_path, False).splitlines() == [
+            "pfedhn: round 2/6  accuracy mean 21.0 %, worst client 20.0 %  2.0 rounds/s  2.0 s left",
+            "running: pfedhn: round 3 of 6",
+        ]
+        assert json.loads(how_far(tmp_path, True))["seconds_left"] == 1.5
     told = json.loads(how_far(tmp_path, True))
     assert (told["state"], told["rounds"], told["strategies"]["local"]["round"]) == ("stopped", 6, 0)
+    assert told["seconds_left"] is None
     pfedhn = told["strategies"]["pfedhn"]
     assert (pfedhn["round"], pfedhn["test_mean"], pfedhn["bytes_down"]) == (3, {"2": 21.0}, 6000)
     assert pfedhn["clients"]["b"]["why"] == "out of memory"
