@@ -110,7 +110,7 @@ class Federation:
             if late and self.idle_count < wanted:
                 names = ", ".join(client.client_id for client in self.roster.live) or "none"
                 busy = f"; {len(self._busy())} still work on an earlier round" if self._busy() else ""
-                busy += f"; {len(new)} are connected and do not answer" if (new := self.post.open(Greeting)) else ""
+                busy += f"; {len(new)} connected without an answer" if (new := self.post.open(Greeting)) else ""
                 came = f"{self.idle_count} of {wanted} clients joined{within} ({names}){busy}{self._refusal}"
                 if not soon or not self.idle_count:
                     what = "Start the others, or set clients to fewer or join_timeout_s to more"
