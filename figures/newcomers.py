@@ -43,9 +43,14 @@ TITLES = {
 METHODS: dict[str, dict[str, Any]] = {
     "odpfl-common": {"strategy": "odpfl"},
     "odpfl-faster": {"strategy": "odpfl", "options.learning_rate": 0.01},
+    "odpfl-private": {"strategy": "odpfl", "options.encoder": "private"},
     "fedavg": {"strategy": "fedavg"},
 }
-STARTS = {"odpfl-common": "`common`", "odpfl-faster": "`common`, rate 0.01"}
+STARTS = {
+    "odpfl-common": "`common`",
+    "odpfl-faster": "`common`, rate 0.01",
+    "odpfl-private": "`common`, `encoder=private`",
+}
 
 
 def measure(study: str, clients: int, method: str, seed: int) -> Line:
