@@ -113,8 +113,7 @@ def _schema(table: Path, out: Path | None, **columns: Any) -> None:
 
     if out is not None and out.exists():
         raise ConfigError(f"--out: expected nothing there yet, found {out}, perhaps mended; delete it, or name another")
-    cells = read_cells(table)
-    proposed = schema_of(DataSpec(str(table), **columns), cells)
+    proposed = schema_of(DataSpec(str(table), **columns), read_cells(table))
     text = proposed.model_dump_json(indent=2, exclude_defaults=True) + "\n"
     if out is None:
         print(text, end="")
@@ -122,7 +121,7 @@ def _schema(table: Path, out: Path | None, **columns: Any) -> None:
     write_bytes(out, text.encode())
     words = {one.name: one.words for one in proposed.columns}
     few = ", ".join(name for name, them in words.items() if {*them} - {"0", "1"} and all(map(is_number, them)))
-    print(f"{out}: {len(proposed.columns)} columns, {proposed.width} inputs")
+    print(f"{out}: columns {len(proposed.columns)}, inputs {proposed.width}")
     if few:
         print(f"read as categories: {few}; make such a column a number if other sites may have more values")
 
@@ -143,8 +142,7 @@ def _download(name: str, root: Path | None) -> None:
 
     if name not in DATASETS:
         raise ConfigError(f"expected one of {', '.join(sorted(DATASETS))}; found {name!r}")
-    data = load_client_data(DataSpec(data=name, root=root, download=True))
-    print(f"{name} can be read: {data.summary}")
+    print(f"{name} can be read: {load_client_data(DataSpec(data=name, root=root, download=True)).summary}")
 
 
 @command(
@@ -227,8 +225,7 @@ def _predict(files: tuple[Path, ...], model: Path, as_json: bool, masks: Path | 
     in_table, tokenizer = sys.stdout.isatty() and not as_json, str(model / TOKENIZER)
     for inputs in read_inputs(files, described.input_shape, described.preprocessing, described.table, tokenizer):
         for start in range(0, len(inputs.names), 256):
-            outputs = outputs_of(inputs.values[start : start + 256])
-            answers = described.learned.show(outputs, described.class_names)
+            answers = described.learned.show(outputs_of(inputs.values[start : start + 256]), described.class_names)
             for place, answer in enumerate(answers, start):
                 file, mask = inputs.names[place], answer.pop("mask", None)
                 if mask is not None and masks:

@@ -39,7 +39,7 @@ def data_flags(default: str | None = None, required: bool = True) -> list[Flag]:
     what = "name, .npz, .csv, .tsv, .parquet, folder, hf:NAME or package.module:function"
     return section(
         "Data",
-        Flag("--data", what, default=default, required=required and not default, metavar="WHAT"),
+        Flag("--data", what, metavar="WHAT", **({"default": default} if default else {"required": required})),
         Flag("--root", "folder with the files of a named data set", type=FOLDER),
         Flag("--partition", "this client's share of a data set that N clients split", metavar="I/N"),
         Flag("--split", "how the N shares are made", default="auto"),

@@ -65,8 +65,7 @@ class Codec:
     def size(self, layout: Layout) -> int:
         """Return the encoded size in bytes of a vector with this layout."""
         kept = self.kept(layout.numel)
-        values = 4 * len(layout.shapes) + kept if self.int8 else 4 * kept
-        return self._index_bytes(layout) + values
+        return self._index_bytes(layout) + (4 * len(layout.shapes) + kept if self.int8 else 4 * kept)
 
     def encode(self, flat: Tensor, layout: Layout) -> bytes:
         """Encode a `(P,)` vector of finite float32 on the CPU as `size(layout)` bytes."""
@@ -144,8 +143,7 @@ class Codec:
 
 def _per_tensor(indices: Tensor, layout: Layout) -> tuple[int, ...]:
     """Return the number of ascending `indices` in each tensor."""
-    ends = torch.tensor(layout.sizes, dtype=torch.int64).cumsum(0)
-    before = torch.searchsorted(indices, ends)
+    before = torch.searchsorted(indices, torch.tensor(layout.sizes, dtype=torch.int64).cumsum(0))
     return tuple(before.diff(prepend=before.new_zeros(1)).tolist())
 
 

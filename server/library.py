@@ -14,7 +14,7 @@ from hyperbloom.common.gains import Gain
 from hyperbloom.server.grids.fleet import Machines
 from hyperbloom.server.runs.checkpoint import begun_as, is_over
 from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder, read_gains, read_lines
-from hyperbloom.server.runs.recorded import read_json, read_summary
+from hyperbloom.server.runs.recorded import read_config, read_json, read_summary
 from hyperbloom.server.runs.running import run_federation
 
 Table = list[dict[str, Any]]
@@ -23,17 +23,18 @@ Table = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Run:
-    """A run in its folder, a path or its text, whoever made it."""
+    """A run in its folder, a path or its text, whoever made it; ConfigError if there is none."""
 
     folder: Path
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
+        read_config(self.folder)
 
     @property
     def config(self) -> RunConfig:
         """Return the run's configuration."""
-        return load_run_config(self.folder / "config.yaml", {})
+        return read_config(self.folder)
 
     @property
     def metrics(self) -> Table:

@@ -8,7 +8,7 @@ from hyperbloom.common.data import data_source, source_under
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.files.export import Card, write_model
 from hyperbloom.common.metrics import scale_of, title_of
-from hyperbloom.common.models import BACKBONE, ModelSpec, build_own, own_tensors
+from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, build_own, own_tensors
 from hyperbloom.common.tasks import TaskSpec
 
 _KEPT = {
@@ -39,8 +39,12 @@ def write_own_model(settings: ClientSettings, run: str | None, folder: Path) -> 
             f"found {data.input_shape} in {data.num_classes}"
         )
     backbone = settings.data.backbone if scored.model == BACKBONE else None
+    if scored.model == BACKBONE and backbone is None:
+        raise ConfigError("--backbone: expected the pretrained network of the run, found none")
     spec = ModelSpec(scored.model, scored.size, scored.input_shape, scored.num_classes, scored.adapt, backbone)
     module = build_own(spec)
+    if backbone and scored.backbone not in (None, found := backbone_digest(spec)):  # None: of an earlier version
+        raise ModelError(f"--backbone: expected {scored.backbone}, with which {run_id} trained, found {found}")
     try:
         if module.load_state_dict(tensors, strict=False).unexpected_keys or set(own_tensors(module)) - set(tensors):
             raise RuntimeError

@@ -34,7 +34,7 @@ class Scored(Section):
         private: the part that never left the client, one of `PRIVATE` of the wire.
         moments: means and then deviations by which targets were standardised.
         metrics: on the `total` test examples.
-        adapt: what was adapted; the backbone is not in the file.
+        adapt: what was adapted of the network with the digest `backbone`, which is not in the file.
         gain: what the federation gains this client, in a sentence.
         table: the schema by which a table was read, as JSON; a later run may have another.
     """
@@ -50,6 +50,7 @@ class Scored(Section):
     metrics: dict[str, float]
     total: int
     adapt: str = "all"
+    backbone: str | None = None
     gain: str = ""
     table: str | None = None
 
@@ -250,8 +251,7 @@ class ClientState:
         """
         metadata = {"run": scope.run_id, "layout": layout.digest, "noise": noise}
         try:
-            last = Kept(self.residual_path).is_of(metadata)
-            path = self._residual(scope.run_id).find(scope) if last else None
+            path = self._residual(scope.run_id).find(scope) if Kept(self.residual_path).is_of(metadata) else None
         except (SafetensorError, OSError, ValueError):
             return None
         tensors = path and Kept(path).load(metadata)

@@ -97,6 +97,7 @@ def keep_scored(
         metrics=dict(zip(test.metrics, test.values, strict=True)),
         total=test.total,
         adapt=FORM.sub(ALL, target.adapt) if lone else target.adapt,
+        backbone=client.backbone,
         gain=gain,
         table=client.schema.text if client.schema else None,
     )

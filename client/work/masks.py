@@ -232,8 +232,7 @@ class SecureRound:
         """Return the change, weighted and masked; WireError if the parts of the sum do not fit the trained tensors."""
         assert result.weights is not None and order.weights is not None, "`expect` has refused other orders"
         layout = result.weights.layout
-        sent = order.weights.part(layout)
-        change = (result.weights.values.double() - sent.double()).numpy()
+        change = (result.weights.values.double() - order.weights.part(layout).double()).numpy()
         scale = self._agreement.scale
         weight, beyond = scale.weight(examples), int((np.abs(change) > scale.bound).sum())
         if beyond:

@@ -38,8 +38,7 @@ def ordered_parts(spec: ModelSpec, target: Target, weights: Weights | None) -> P
         return None
     if weights is None:
         raise WireError("order: expected parts of the hypernetwork, found none")
-    parts = {part_of(name) for name, _ in weights.layout.shapes} - {SHARED}
-    arrived = {LayerType.parse(part) for part in parts}
+    arrived = {LayerType.parse(part) for part in {part_of(name) for name, _ in weights.layout.shapes} - {SHARED}}
     settings = Settings.from_wire(target.hypernetwork, "order: hypernetwork")
     # In mode `linear` types without parameters have empty parts, which do not travel.
     needed = set(own_graph(spec).types)

@@ -44,8 +44,7 @@ def train(client: Client, order: TrainOrder) -> TrainResult:
 def fit(client: Client, order: FitOrder) -> FitResult:
     """Train, and fit the encoder to the order's descriptor."""
     result = train(client, order)
-    gamma = fit_encoder(order.fit, encoder_inputs(client))
-    return FitResult(**vars(result), version=order.fit.version, gamma=gamma)
+    return FitResult(**vars(result), version=order.fit.version, gamma=fit_encoder(order.fit, encoder_inputs(client)))
 
 
 def prepare(client: Client, order: TrainOrder) -> tuple[Loaded, int]:

@@ -84,7 +84,7 @@ def deal_shares(pool: Pool, spec: DataSpec) -> Deal:
     """
     present = np.unique(pool.strata["train"])
     if spec.classes_per_client > len(present):
-        found = f"{spec.classes_per_client} asked for"
+        found = f"{spec.classes_per_client}; lower it, or choose another split, such as iid"
         raise DataError(f"classes_per_client: expected at most {len(present)} classes of {pool.name}, found {found}")
     owned = _assign(spec.partitions, len(present), spec.classes_per_client, generator(spec.seed, "shares", "classes"))
     weights = np.zeros((spec.partitions, pool.num_strata))

@@ -144,8 +144,7 @@ def write_model(
             if all(importlib.util.find_spec(name) for name in _ONNX):
                 _write_onnx(draft / "model.onnx", program, module, spec.input_shape)
         there = {path.name for path in draft.iterdir()}
-        readme = _README.render(model=description, card=card, there=there)
-        write_bytes(draft / "README.md", readme.encode())
+        write_bytes(draft / "README.md", _README.render(model=description, card=card, there=there).encode())
         files = sorted({*there, "README.md"})
         draft.rename(folder)
     return files

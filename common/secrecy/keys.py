@@ -33,8 +33,7 @@ def write_private_key(
     path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.OpenSSH
 ) -> None:
     """Write a private key without a password; only its owner can read the file."""
-    pem = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    write_bytes(path, pem, mode=0o600)
+    write_bytes(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()), mode=0o600)
 
 
 def read_private_key(path: Path, where: str) -> ec.EllipticCurvePrivateKey:

@@ -203,8 +203,7 @@ def pair_mask(
     vector: Words, private: X25519PrivateKey, public: bytes, place: int, other: int, digest: bytes, sign: int = 1
 ) -> None:
     """Add the mask that the clients in `place` and `other` share to the words of `place`; `sign` -1 removes it."""
-    seed = agree(private, public, "mask", digest)
-    add_mask(vector, seed, sign if place < other else -sign)
+    add_mask(vector, agree(private, public, "mask", digest), sign if place < other else -sign)
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:

@@ -3,6 +3,7 @@
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -167,7 +168,7 @@ def compare(
     told = Console(stderr=as_json, soft_wrap=True, markup=False, highlight=False)
     clients = joining(engine, cells[0].config, out, partial(print_line, told), flags)
     with open_comparison(out, shared_by(cells[0].config, engine), cells), clients as (grid, _):
-        going_on = f"the same command with --out {out} goes on where this one stops"
+        going_on = f"the same command with --out {quote(str(out))} goes on where this one stops"
         told.print(f"comparison: {out} ({len(cells)} runs; {going_on})")
         failures = run_cells(cells, engine, Console(stderr=as_json), grid, track)
         table = write_table(out, cells)
@@ -205,9 +206,9 @@ def tune(config: Path | None, assignments: tuple[str, ...], out: Path | None, **
     from hyperbloom.server.compare import tuning  # takes seconds, because of torch and Flower
 
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-tune"
-    print(f"search: {out} (the same command with --out {out} goes on where this one stops)", flush=True)
+    print(f"search: {out} (the same command with --out {quote(str(out))} goes on where this one stops)", flush=True)
     table = tuning.tune(lambda more: make_run_config(values, {**given, **more}, str(config or "--set")), out, **flags)
-    print(f"\n{table}\nnext: flower-server --config {out / 'tuned.yaml'}")
+    print(f"\n{table}\nnext: flower-server --config {quote(str(out / 'tuned.yaml'))}")
 
 
 @command(
@@ -227,7 +228,7 @@ def _new(folder: Path, config: Path | None, assignments: tuple[str, ...]) -> Non
     run = load_run_config(config, dict(parse_assignment(text) for text in assignments))
     make_algorithm(run)  # refuses wrong options; what files it needs may be on another machine
     make_project(folder, run)
-    print(f"wrote {folder}; next: flwr run {folder} --stream --run-config rounds=20")
+    print(f"wrote {folder}; next: flwr run {quote(str(folder))} --stream --run-config rounds=20")
 
 
 app = group(

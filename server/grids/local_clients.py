@@ -56,12 +56,13 @@ def printed_line(connection: Sequence[str], config: RunConfig) -> str:
     schema, each client has a TABLE of its own.
     """
     first, table = client_settings(config, 0, Path()), config.data.schema_file
-    label = ",".join(load_schema(Path(table)).label) if table else None
+    named = first.data.label or ("COLUMN" if first.data.is_table else None)
+    label = ",".join(load_schema(Path(table)).label) if table else named
     line = replace(
         first,
         client_id="NAME",
         data=replace(
-            DataSpec("TABLE", label=label) if table else replace(first.data, partition=None),
+            DataSpec("TABLE", label=label) if table else replace(first.data, partition=None, label=label),
             backbone=first.data.backbone and "FOLDER",
         ),
         size="|".join(config.sizes),

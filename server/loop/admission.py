@@ -214,7 +214,7 @@ def check_introduction(
             raise RefusedError(f"no target network can be built for its inputs and classes: {error}") from None
     if config.backbone is not None and about.backbone not in setting.backbones:
         name = config.backbone if ":" in config.backbone else Path(config.backbone).name
-        raise RefusedError(f"expected backbone {setting.backbones[0]}, found {about.backbone}; get the server's {name}")
+        raise RefusedError(f"expected backbone {setting.backbones[0]}, found {about.backbone}; use the same {name}")
     return setting
 
 

@@ -171,7 +171,9 @@ class Export:
 def _check(strategy: Algorithm, run: Path) -> None:
     name, there = strategy.config.strategy, _on_its_machine(run)
     if isinstance(strategy, ODPFL):
-        raise ConfigError(f"{name}: a model is made when a client describes itself; run: flower-server serve {run}")
+        raise ConfigError(
+            f"{name}: a model is made when a client describes itself; run: flower-server serve {quote(str(run))}"
+        )
     if isinstance(strategy, Local):
         raise ConfigError(f"{name}: each client has its own model; {there}")
     if strategy.own_models != "no":

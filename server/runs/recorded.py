@@ -62,8 +62,9 @@ def has_ended(folder: Path) -> bool:
 def read_summary(folder: Path) -> dict[str, Selection]:
     """Return what validation selected of each strategy that has been evaluated; ConfigError if the file is damaged."""
     path = folder / "summary.json"
+    stored = read_json(path, {})
     with sound(path):
-        return TypeAdapter(dict[str, Selection]).validate_python(read_json(path, {}))
+        return TypeAdapter(dict[str, Selection]).validate_python(stored)
 
 
 def read_members(folder: Path) -> Members:

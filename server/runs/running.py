@@ -165,12 +165,13 @@ def _listeners(machines: Machines, folder: Path, stack: ExitStack, say: Say) -> 
 
 def _write_report(folder: Path, say: Say) -> None:
     """Write the report if this is quick. An error must not fail a complete run."""
+    again = f"flower-server report {quote(str(folder))}"
     if sum(path.stat().st_size for path in folder.rglob("*.jsonl")) > LARGEST_FOR_REPORT:
-        say(f"its report would take long; flower-server report {folder} writes it")
+        say(f"its report would take long; {again} writes it")
         return
     with log_to(folder / "server.log"):
         try:
             say(f"report: {write_report(folder)}")
         except Exception as error:
             logging.getLogger(__name__).exception("the report could not be written")
-            say(f"the report could not be written ({error}); flower-server report {folder} tries again", "yellow")
+            say(f"the report could not be written ({error}); {again} tries again", "yellow")

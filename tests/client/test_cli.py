@@ -377,6 +377,12 @@ def test_a_wrong_flag_is_told_in_one_line(
     assert joined == []
 
 
+@pytest.mark.parametrize("words", [["join", "--server", "a:1", "--insecure"], ["export", "--client-id", "a"]])
+def test_missing_data_are_a_missing_option(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--out", "model"]) == 2
+    assert f"flower-client {words[0]}: Missing option '--data'" in capsys.readouterr().err
+
+
 def test_a_device_that_is_not_there_is_told_in_one_line(
     start: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,7 +80,9 @@ def test_shares_stay_balanced_where_nothing_divides(clients: int, each: int, cla
 
 
 def test_shares_refuse_more_classes_than_there_are() -> None:
-    with pytest.raises(DataError, match="classes_per_client: expected at most 4 classes of pool, found 5 asked"):
+    with pytest.raises(
+        DataError, match="classes_per_client: expected at most 4 classes of pool, found 5; lower it, or"
+    ):
         deal(pool(4), "shares", 2, classes_per_client=5)
 
 

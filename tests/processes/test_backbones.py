@@ -53,7 +53,7 @@ def test_two_clients_adapt_their_backbone(
     resumed = site.start("hyperbloom.server", "server", "--resume", str(run), "--insecure")
     stranger = site.client("stranger", "--data", files[0], "--backbone", other)
     assert stranger.wait() == 3
-    assert "expected backbone sha256:" in stranger.output and "get the server's backbone" in stranger.output
+    assert "expected backbone sha256:" in stranger.output and "; use the same backbone" in stranger.output
     assert resumed.wait() == 0, resumed.output
     assert [client.wait() for client in clients] == [0, 0]
 

@@ -71,6 +71,12 @@ def test_a_client_of_a_run_and_its_report(tmp_path: Path) -> None:
     assert frame and html.unescape(frame[1]) == run.report.path.read_text(encoding="utf-8")
 
 
+def test_a_folder_without_a_run_is_told_at_once(tmp_path: Path) -> None:
+    """A typing error must not look like a run without results."""
+    with pytest.raises(ConfigError, match="expected the folder of a run, found no "):
+        hyperbloom.Run(tmp_path / "none")
+
+
 def test_an_engine_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="engine"):
         hyperbloom.run(KEYS, "inlined")  # type: ignore[arg-type]

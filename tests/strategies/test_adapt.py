@@ -209,7 +209,7 @@ def test_a_client_is_refused_whose_backbone_is_another_or_none(backbone: str, tm
     federation = Inline(config, grid).join(1)
     told = " ".join(federation.events)
     expected = federation.algorithm.setting.backbones[0]
-    assert f"expected backbone {expected}, found sha256:" in told and "get the server's vit" in told
+    assert f"expected backbone {expected}, found sha256:" in told and "; use the same vit" in told
     assert "expected --backbone as in this federation" in told
     assert [client.client_id for client in federation.roster] == [right.client_id]
 

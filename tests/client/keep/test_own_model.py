@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from hyperbloom.common.files.export import read_model
 from hyperbloom.common.models import ModelSpec, build
 from hyperbloom.common.wire.orders import EvaluateOrder, Scope, SplitScore, Target
 from hyperbloom.server.cli import main as server
+from tests.common.models.backbones import image_folder
 
 SHORT = ["--engine", "inline", "--rounds", "2", "--eval-every", "2", "--clients", "2", "--cohort", "2"]
 
@@ -216,6 +219,26 @@ def test_a_network_that_has_changed_since_its_training_is_not_written(now: str, 
     ClientState(tmp_path).save_scored("run", tensors, Scored.model_validate(facts | known))
     with pytest.raises(ModelError, match="mlp: is no longer the network that run trained"):
         write_own_model(settings, "run", tmp_path / "model")
+
+
+def test_a_head_is_written_with_the_backbone_of_its_training_only(tmp_path: Path) -> None:
+    """Another network under the same head is another model, and looks like the one that was scored."""
+    right, other = image_folder(tmp_path / "right"), image_folder(tmp_path / "other", seed=1)
+    np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).random((60, 1, 8, 8), np.float32), y=np.arange(60) % 3)
+    run = tmp_path / "run"
+    more = ["--data", str(tmp_path / "x.npz"), "--set", f"backbone={right}", "--set", "adapt=head"]
+    assert server(["--strategy", "ditto", *SHORT, *more, "--set", "local.steps=1", "--run-dir", str(run)]) == 0
+    data = DataSpec(str(tmp_path / "x.npz"), partition=1, partitions=2)
+    for found, message in (
+        (right, ""),
+        (other, "--backbone: expected sha256:.*found sha256:"),
+        (None, "--backbone: exp"),
+    ):
+        where = None if found is None else str(found)
+        settings = ClientSettings("client-1", replace(data, backbone=where), state_dir=run / "clients" / "client-1")
+        with pytest.raises(HyperbloomError, match=message) if message else nullcontext():
+            write_own_model(settings, None, tmp_path / "model")
+    assert (tmp_path / "model" / "model.json").exists()
 
 
 def test_a_model_of_a_table_keeps_the_schema_of_its_run(tmp_path: Path) -> None:

@@ -98,6 +98,15 @@ def test_the_printed_line_of_a_run_on_tables_has_a_table_for_each(tmp_path: Path
     )
 
 
+def test_the_printed_line_of_a_table_asks_for_its_column_if_the_run_names_none() -> None:
+    """Nobody can join without one."""
+    for label, words in ((None, "COLUMN"), ("ill", "ill")):
+        line = printed_line(
+            ["--server", "a:1"], load_run_config(None, {"data.name": "my table.csv", "data.label": label})
+        )
+        assert f" --data 'my table.csv' --label {words} " in line
+
+
 def test_the_printed_line_counts_the_parts_of_the_data_set() -> None:
     line = printed_line(["--server", "a:1", "--insecure"], load_run_config(None, {"data.first": 4, "data.parts": 12}))
     assert line.endswith(" --client-id NAME --data digits --partition I/12")

@@ -1,5 +1,6 @@
 """Models on demand over a scripted grid: each gets its own, all at once, and nobody is waited for."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -460,9 +461,10 @@ def test_runs_of_other_strategies_are_not_served(tmp_path: Path, capsys: pytest.
     assert "pfedhn: expected a run of odpfl" in told and "flower-server export" in told
 
 
-def test_export_points_to_serve(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(run), "--all"]) == 2
-    assert f"flower-server serve {run}" in capsys.readouterr().err
+def test_export_points_to_serve(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spaced = shutil.copytree(run, tmp_path / "my run")
+    assert main(["export", str(spaced), "--all"]) == 2
+    assert f"flower-server serve '{spaced}'" in capsys.readouterr().err
 
 
 def test_serve_wants_tls_files_or_insecure(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

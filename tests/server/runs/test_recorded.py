@@ -109,5 +109,6 @@ def test_what_validation_selected_and_the_clients_are_as_they_were_written(tmp_p
 )
 def test_a_damaged_file_is_named(tmp_path: Path, file: str, content: str) -> None:
     (tmp_path / file).write_text(content)
-    with pytest.raises(ConfigError, match=f"{file} is damaged"):
+    with pytest.raises(ConfigError, match=f"{file} is damaged") as error:
         (read_summary(tmp_path), read_members(tmp_path))
+    assert str(error.value).count("is damaged") == 1
