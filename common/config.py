@@ -20,7 +20,7 @@ from hyperbloom.common.errors import ConfigError, WireError
 
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # Errors that PyYAML raises for text that it cannot parse. Its own error class does not cover all of them.
 _UNREADABLE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 _STRATEGY = re.compile(r"\w[\w.:-]*")  # a baseline's name becomes a folder's
@@ -71,7 +71,7 @@ class LocalConfig(Section):
     batch_size: Positive = Field(64, description="examples in a local batch, drawn anew at each step")
     learning_rate: Rate = Field(1e-2, description="learning rate of local SGD, at the first round if it decays")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of local SGD")
-    weight_decay: Share = Field(5e-5, description="weight decay of local SGD")
+    weight_decay: NonNegative = Field(5e-5, description="weight decay of local SGD")
     clip: Rate = Field(50.0, description="total norm to which a local gradient is clipped")
     schedule: Literal["constant", "cosine"] = Field(
         "cosine", description="learning rate over the rounds; cosine: half a wave to almost 0 (not asynchronously)"

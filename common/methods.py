@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from hyperbloom.common.config import Positive, Rate, Section, Share
+from hyperbloom.common.config import NonNegative, Positive, Rate, Section
 from hyperbloom.common.errors import WireError
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -49,7 +49,7 @@ class FedProx(Method):
 
     private: ClassVar[tuple[str, ...]] = ("none", "head", "body")
     kind: Literal["fedprox"] = "fedprox"
-    mu: Share
+    mu: NonNegative
 
 
 class Ditto(Method):
@@ -57,7 +57,7 @@ class Ditto(Method):
 
     private: ClassVar[tuple[str, ...]] = ("copy",)
     kind: Literal["ditto"] = "ditto"
-    lamda: Share
+    lamda: NonNegative
 
 
 class FedRep(Method):
@@ -85,7 +85,7 @@ class Aligned(Method):
 
     private: ClassVar[tuple[str, ...]] = ("none", "copy", "all")
     kind: Literal["aligned"] = "aligned"
-    eta: Share
+    eta: NonNegative
     reference: str  # digest of the reference set
     rows: Positive  # number of its inputs in this round
     draw: int  # seed that selects them

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 from torch import Tensor
 
-from hyperbloom.common.config import Rate, Section, Share
+from hyperbloom.common.config import Rate, Section
 from hyperbloom.strategies.algorithm import Setting
 from hyperbloom.strategies.exchange import Update
 from hyperbloom.strategies.fedavg import FedAvg, average
@@ -20,7 +20,7 @@ from hyperbloom.strategies.fedavg import FedAvg, average
 class Options(Section):
     """What `--set` reaches; checked before anything starts."""
 
-    beta: Share = Field(0.9, description="momentum of the server; 0 with rate 1 is FedAvg")
+    beta: float = Field(0.9, ge=0, lt=1, description="momentum of the server; 0 with rate 1 is FedAvg")
     rate: Rate = Field(1.0, description="how far the server goes along it")
 
 

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from hyperbloom.client.work.methods import LOCAL_METHODS
 from hyperbloom.client.work.sgd import Network, backward, draw_batches
-from hyperbloom.common.config import Rate, Section, Share
+from hyperbloom.common.config import NonNegative, Rate, Section
 from hyperbloom.common.data import Examples
 from hyperbloom.common.methods import METHODS, Method
 from hyperbloom.common.wire.orders import SGD, Refinement
@@ -45,7 +45,7 @@ class Adapted(Method):
     """SGD on the loss after one step of rate `alpha`."""
 
     kind: Literal["per-fedavg"] = "per-fedavg"
-    alpha: Share
+    alpha: NonNegative
     variant: Variant
     delta: Rate  # hessian-free: length of the finite difference, in units of the gradient
 
@@ -91,7 +91,7 @@ def train_adapted(network: Network, data: Examples, sgd: SGD, seed: int, setting
 class PerFedAvgOptions(Section):
     """Options of Per-FedAvg."""
 
-    alpha: Share = Field(ALPHA, description="rate of the adaptation step; 0 adapts nothing")
+    alpha: NonNegative = Field(ALPHA, description="rate of the adaptation step; 0 adapts nothing")
     variant: Variant = Field("first-order", description="what of the Hessian: first-order, hessian-free")
     delta: Rate = Field(1e-3, description="hessian-free: step of the finite difference, in units of the gradient")
 

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -113,8 +114,8 @@ def _run(ctx: click.Context, flags: dict[str, Any]) -> int:
         with terminate_as_interrupt():
             _start(ctx, flags)
     except KeyboardInterrupt:
-        more = "--resume goes on from the last checkpoint, if there is one; report shows what was done"
-        print(f"flower-server: stopped; {more}", file=sys.stderr)
+        folder = quote(str(flags["resume"] or flags["run_dir"] or "RUN"))
+        print(f"flower-server: stopped; --resume {folder} goes on from its last checkpoint, if any", file=sys.stderr)
         return 130
     return 0
 

@@ -14,14 +14,14 @@ clipped, keeps its momentum, and is evaluated. A client that never trained evalu
 from pydantic import Field
 
 from hyperbloom.common import methods
-from hyperbloom.common.config import Section, Share
+from hyperbloom.common.config import NonNegative, Section
 from hyperbloom.strategies.fedavg import FedAvg
 
 
 class DittoOptions(Section):
     """Options of Ditto."""
 
-    lamda: Share = Field(1.0, description="the paper's lambda: how closely a personal model is tied to the global one")
+    lamda: NonNegative = Field(1.0, description="the paper's lambda: how near personal models stay to the global one")
 
 
 class Ditto(FedAvg):

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from hyperbloom.common import alignment
 from hyperbloom.common.alignment import LARGEST_REFERENCE, check_factor, widest
-from hyperbloom.common.config import Section, Share
+from hyperbloom.common.config import NonNegative, Section
 from hyperbloom.common.data import DataSpec, read_reference
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.layout import Weights
@@ -62,7 +62,7 @@ class FedHeNNOptions(Section):
     rows: Annotated[int, Field(ge=2, le=LARGEST_REFERENCE)] = Field(
         500, description="of these, how many a round draws; each local step takes a pass over them"
     )
-    eta: Share = Field(1e-3, description="weight of the alignment in the local loss")
+    eta: NonNegative = Field(1e-3, description="weight of the alignment in the local loss")
     growth: Literal["linear", "sqrt", "constant"] = Field("linear", description="in round t: eta t, eta sqrt(t), eta")
 
 

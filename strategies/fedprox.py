@@ -13,14 +13,14 @@ The gradient of the term is added to that of the loss before clipping. With
 from pydantic import Field
 
 from hyperbloom.common import methods
-from hyperbloom.common.config import Section, Share
+from hyperbloom.common.config import NonNegative, Section
 from hyperbloom.strategies.fedavg import FedAvg
 
 
 class FedProxOptions(Section):
     """Options of FedProx."""
 
-    mu: Share = Field(0.1, description="strength of the proximal term; 0 is FedAvg")
+    mu: NonNegative = Field(0.1, description="strength of the proximal term; 0 is FedAvg")
 
 
 class FedProx(FedAvg):

@@ -46,7 +46,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hyperbloom.common import models
-from hyperbloom.common.config import Positive, Rate, Section, Share
+from hyperbloom.common.config import NonNegative, Positive, Rate, Section
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.seeds import derive
@@ -70,7 +70,7 @@ class PFedHNOptions(Section):
     learning_rate: Rate = Field(1e-2, description="learning rate of the hypernetwork")
     embedding_learning_rate: Rate | None = Field(None, description="learning rate of the embeddings; default: the same")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of the server's SGD")
-    weight_decay: Share = Field(1e-3, description="weight decay of the server's SGD")
+    weight_decay: NonNegative = Field(1e-3, description="weight decay of the server's SGD")
     clip: Rate | None = Field(
         None,
         description="total norm to which the server's gradient is clipped; default: 50 as in the authors' code, with "

@@ -97,8 +97,7 @@ def _assign(clients: int, classes: int, each: int, rng: np.random.Generator) -> 
     """Give every client `each` distinct classes, so that the uses of any two classes differ by at most one."""
     owned = np.zeros((clients, classes), dtype=np.bool_)
     for client in range(clients):
-        least_used = np.lexsort((rng.random(classes), owned.sum(axis=0)))[:each]
-        owned[client, least_used] = True
+        owned[client, np.lexsort((rng.random(classes), owned.sum(axis=0)))[:each]] = True  # the least used
     return owned
 
 
@@ -144,8 +143,7 @@ def deal_dirichlet(pool: Pool, spec: DataSpec) -> Deal:
     for attempt in range(REDRAWS):
         rng = generator(spec.seed, "dirichlet", attempt)
         wanted = rng.dirichlet(np.full(len(stock), spec.alpha), size=spec.partitions)
-        shares = _drawn(wanted, stock, rng) / np.maximum(stock, 1)
-        deal = by_shares(pool, shares, spec.seed, "dirichlet")
+        deal = by_shares(pool, _drawn(wanted, stock, rng) / np.maximum(stock, 1), spec.seed, "dirichlet")
         if all(len(np.unique(owners[owners != NOBODY])) == spec.partitions for owners in deal.owners.values()):
             return deal
     raise DataError(

@@ -21,8 +21,7 @@ class LeNet(nn.Module):
         channels, *sides = input_shape
         self.conv1 = nn.Conv2d(channels, width, 5)
         self.conv2 = nn.Conv2d(width, 2 * width, 5)
-        pixels = math.prod(((side - 4) // 2 - 4) // 2 for side in sides)
-        self.fc1 = nn.Linear(2 * width * pixels, 120)
+        self.fc1 = nn.Linear(2 * width * math.prod(((side - 4) // 2 - 4) // 2 for side in sides), 120)
         self.fc2 = nn.Linear(120, 84)
         self.head = nn.Linear(84, num_classes)
 

@@ -75,8 +75,7 @@ class _Block(nn.Module):
         super().__init__()
         self.first = _convolution(given, made, stride)
         self.second = _convolution(made, made, 1)
-        same = given == made and stride == 1
-        self.skip = nn.Identity() if same else _convolution(given, made, stride, kernel=1)
+        self.skip = nn.Identity() if given == made and stride == 1 else _convolution(given, made, stride, kernel=1)
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.second(self.first(x).relu()) + self.skip(x)).relu()

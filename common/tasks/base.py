@@ -159,8 +159,7 @@ class Task(ABC):
 
     def are_counts(self, own: Tensor, bins: Tensor, total: int) -> bool:
         """Return whether what `unpacked` returned can be of `total` examples, or of so many pixels."""
-        often = bins.sum((1, 2)) <= total
-        return bool((own >= 0).all() and (bins >= 0).all() and often.all())
+        return bool((own >= 0).all() and (bins >= 0).all() and (bins.sum((1, 2)) <= total).all())
 
     def length(self, outputs: int, names: Sequence[str]) -> int:
         """Return the number of counts that `measure` returns for these metrics."""

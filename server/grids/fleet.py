@@ -109,7 +109,11 @@ class Machines(Section):
         place_of(self.superlink, "--superlink") if self.superlink else check_port(self.host, self.port)
 
     def check_open(self, config: RunConfig) -> None:
-        """Raise a ConfigError if the first client from anywhere, without a key, would decide the networks' sizes."""
+        """Raise a ConfigError if any first client could decide the networks' sizes, or for flags of no use inline."""
+        of_server = {"port": USUAL_PORT, "certs": None, "local_clients": 0, "serve_backbone": False}
+        given = [name.replace("_", "-") for name, usual in of_server.items() if getattr(self, name) != usual]
+        if given and self.engine != "grpc":
+            raise ConfigError(f"--{given[0]}: expected with --engine grpc, found --engine {self.engine}")
         examples = {"input_shape": "[3,32,32]", "num_classes": "10"}
         missing = [key for key in examples if getattr(config, key) is None]
         if missing and self.engine == "grpc" and self.insecure and not is_loopback(self.host):

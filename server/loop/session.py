@@ -76,7 +76,7 @@ class Session:
         try:
             results = self._run()
         except (HyperbloomError, KeyboardInterrupt):  # after other errors, such as a full disk, clients wait
-            self.federation.say_goodbye("the run is over")
+            self.federation.say_goodbye("the run was stopped")
             raise
         self.federation.say_goodbye("the run is over", self.run_id)
         return results

@@ -79,7 +79,7 @@ def test_killed_doubled_cut_off_and_interrupted_clients(site: Site, until: Until
     server.popen.terminate()
     assert server.wait() == 130
     assert clients[0].wait() == 0
-    assert "the server says: the run is over" in clients[0].output
+    assert "the server says: the run was stopped" in clients[0].output
     for proxy in proxies:
         proxy.close()
 

@@ -621,6 +621,16 @@ def test_more_local_clients_than_clients_are_refused(refused: Callable[..., str]
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("flag", ["--port=9311", "--certs=here", "--local-clients=2", "--serve-backbone"])
+def test_flags_of_a_network_are_refused_where_there_is_none(
+    refused: Callable[..., str], tmp_path: Path, flag: str
+) -> None:
+    """Who names them believes that something listens, or that clients were started."""
+    name = flag.partition("=")[0]
+    assert refused(flag, "--clients=2") == f"{name}: expected with --engine grpc, found --engine inline"
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("flag", ["--vectorise", "--no-vectorise"])
 def test_clients_of_other_processes_cannot_train_at_once(
     refused: Callable[..., str], tmp_path: Path, flag: str
@@ -700,7 +710,7 @@ def test_ctrl_c_ends_with_130(
 
     monkeypatch.setattr(engine, "inline_grid", interrupted)
     assert main(["--engine", "inline", "--run-dir", str(tmp_path / "run")]) == 130
-    more = "--resume goes on from the last checkpoint, if there is one; report shows what was done"
+    more = f"--resume {tmp_path}/run goes on from its last checkpoint, if any"
     assert capsys.readouterr().err == f"flower-server: stopped; {more}\n"
 
 

@@ -130,7 +130,7 @@ def test_clients_wait_for_a_server_that_ended_by_an_error_of_the_machine_and_lea
 
     with pytest.raises(type(error)):
         Session(config, watched, "run", [Fails()]).run()
-    assert watched.of(Notice) == told * [Notice("finished", "the run is over")]
+    assert watched.of(Notice) == told * [Notice("finished", "the run was stopped")]
 
 
 def test_a_quarantine_lasts_ten_rounds_also_over_the_end_of_a_strategy(config: RunConfig, watched: WatchedGrid) -> None:
@@ -236,7 +236,7 @@ def test_clients_hear_of_the_end_of_a_run_that_fails_and_keep_what_they_have(
 ) -> None:
     with pytest.raises(CohortError):
         Session(config.model_copy(update={"clients": 3, "join_timeout_s": 0.2}), watched, "run", []).run()
-    assert watched.of(Notice) == 2 * [Notice("finished", "the run is over")]
+    assert watched.of(Notice) == 2 * [Notice("finished", "the run was stopped")]
 
 
 @pytest.mark.parametrize(
