@@ -6,7 +6,7 @@ from hyperbloom.common.program.commands import FOLDER, Flag, section
 
 ENGINES = click.Choice(["grpc", "inline"])
 HOST = Flag("--host", "address to listen on", show_default="with --insecure 127.0.0.1, else all: 0.0.0.0")
-PORT = Flag("--port", "Fleet port; 0 takes a free one", default=9092)
+PORT = Flag("--port", "Fleet port; 0 takes a free one", type=click.IntRange(0, 65_535), default=9092)
 CERTS = Flag("--certs", "folder of certificates and keys", type=FOLDER, show_default="$HYPERBLOOM_CERTS, else certs")
 _PLAIN = "plain text, and clients without keys: on loopback; given twice, on any address"
 INSECURE = Flag("--insecure", _PLAIN, count=True, show_default=False)

@@ -41,7 +41,7 @@ class Machines(Section):
     insecure: int = 0
     engine: Literal["grpc", "inline"] = "grpc"
     host: str = Field("", validate_default=True)
-    port: int = USUAL_PORT
+    port: int = Field(USUAL_PORT, ge=0, le=65_535)
     certs: Path | None = None
     vectorise: bool | None = None
     device: str = "auto"
@@ -196,11 +196,8 @@ def check_port(host: str, port: int, asked: str = "") -> None:
     """Check that this machine can listen at an address; `asked` is the flag that names it, if not --host and --port.
 
     Raises:
-        ConfigError: the port is out of range.
         ConnectionFailed: the address or port cannot be used.
     """
-    if not 0 <= port < 65536:
-        raise ConfigError(f"--port: expected 0 (a free one) to 65535, found {port}")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:

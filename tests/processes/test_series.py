@@ -116,7 +116,7 @@ def test_the_first_client_from_anywhere_decides_nothing_in_a_series_either(
     [
         (["--certs", "none"], 2, "no certificates in none"),
         (["--insecure", "--certs", "none"], 2, "--insecure: expected alone or not at all, found with --certs"),
-        (["--insecure", "--port", "99999"], 2, "--port: expected 0 (a free one) to 65535, found 99999"),
+        (["--insecure", "--port", "99999"], 2, "Invalid value for '--port': 99999 is not in the range 0<=x<=65535"),
         (
             ["--insecure", "--insecure", *ANYWHERE, "--host", "192.0.2.1"],
             5,
