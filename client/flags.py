@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import ssl
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,10 @@ def check_security(flags: Mapping[str, Any]) -> None:
         raise ConfigError(f"{flag}: expected without --insecure: plain text uses neither keys nor certificates")
     if ca and not ca.is_file():
         raise ConfigError(f"--root-certificates: expected a file, found none at {ca}")
+    try:
+        ssl.create_default_context(cafile=ca)
+    except ssl.SSLError:
+        raise ConfigError(f"--root-certificates: expected certificates (PEM) in {ca}, found none") from None
     if times:
         check_insecure("--server", flags["server"].rsplit(":", 1)[0], times)
     elif not (key or flags["stock_superlink"] or flags["http"]):  # those may let in whoever comes

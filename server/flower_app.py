@@ -50,7 +50,7 @@ def _answer(config: RunConfig, folder: Path, message: Message, given: Context) -
         raise ConfigError("secure_aggregation: a node that is only a number keeps no secrets between two messages")
     settings = client_settings(config, int(given.node_config["partition-id"]), folder)
     context = Context(given.run_id, given.node_id, settings.to_node_config(), given.state, given.run_config)
-    _held(settings.folder.parent, replace(settings.data, partition=None))
+    attempt(_held, settings.folder.parent, replace(settings.data, partition=None))  # an error comes again in the app
     if message.metadata.message_type.partition(".")[0] == "query":
         return app(message, context)
     # Another actor may still work on an order that the server has given up.

@@ -25,6 +25,7 @@ from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec, published
 from hyperbloom.common.errors import ConnectionFailed, DataError, HyperbloomError, RefusedError
 from hyperbloom.common.secrecy.keys import make_key, public_pem, read_private_key, write_private_key
 from hyperbloom.common.wire.orders import Greeting
+from hyperbloom.server.access.certificates import init
 from tests.parsing import parse
 
 Joined = list[tuple[Link, Callable[..., Any], dict[str, Any], bool]]
@@ -96,13 +97,18 @@ def key(tmp_path: Path) -> Path:
     return tmp_path / "key.pem"
 
 
+@pytest.fixture
+def ca(tmp_path: Path) -> Path:
+    """Return the file of a server's CA."""
+    return init(tmp_path / "certs", []).ca
+
+
 def test_certificates_and_the_key_go_to_the_link(
-    start: Callable[..., int], joined: Joined, tmp_path: Path, key: Path
+    start: Callable[..., int], joined: Joined, ca: Path, key: Path
 ) -> None:
-    (tmp_path / "ca.pem").write_text("PEM")
-    assert start("--root-certificates", str(tmp_path / "ca.pem"), "--key", str(key)) == 0
+    assert start("--root-certificates", str(ca), "--key", str(key)) == 0
     link = joined[0][0]
-    assert (link.address, link.insecure, link.root_certificates) == ("127.0.0.1:9092", False, tmp_path / "ca.pem")
+    assert (link.address, link.insecure, link.root_certificates) == ("127.0.0.1:9092", False, ca)
     assert link.key is not None
     assert public_pem(link.key) == public_pem(read_private_key(key, "--key"))
 
@@ -115,10 +121,9 @@ def test_the_systems_certificates_do_without_a_flag(start: Callable[..., int], j
 
 
 def test_flowers_superlink_over_http_signs_for_nobody_and_may_ask_for_no_key(
-    start: Callable[..., int], joined: Joined, tmp_path: Path, key: Path
+    start: Callable[..., int], joined: Joined, ca: Path, key: Path
 ) -> None:
-    (tmp_path / "ca.pem").write_text("PEM")
-    for flags in (["--key", str(key)], ["--root-certificates", str(tmp_path / "ca.pem")], ["--insecure"]):
+    for flags in (["--key", str(key)], ["--root-certificates", str(ca)], ["--insecure"]):
         assert start("--http", *flags) == 0
     links = [link for link, *_ in joined]
     assert all(link.http and link.stock for link in links)
@@ -126,10 +131,9 @@ def test_flowers_superlink_over_http_signs_for_nobody_and_may_ask_for_no_key(
 
 
 def test_without_a_key_there_is_plain_text_only(
-    start: Callable[..., int], capsys: pytest.CaptureFixture[str], joined: Joined, tmp_path: Path, key: Path
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str], joined: Joined, ca: Path, key: Path
 ) -> None:
-    (tmp_path / "ca.pem").write_text("PEM")
-    assert start("--root-certificates", str(tmp_path / "ca.pem")) == 2
+    assert start("--root-certificates", str(ca)) == 2
     assert capsys.readouterr().err == (
         "flower-client: expected --token TOKEN, which the server prints (flower-server clients invite NAME), --key "
         "FILE, this client's private key (flower-client keygen --out FILE), or --insecure for plain text on this "
@@ -137,7 +141,7 @@ def test_without_a_key_there_is_plain_text_only(
     )
     assert start("--insecure", "--key", str(key)) == 2
     assert "--key: expected without --insecure" in capsys.readouterr().err
-    for alone in (["--insecure"], ["--key", str(key)], ["--root-certificates", str(tmp_path / "ca.pem")]):
+    for alone in (["--insecure"], ["--key", str(key)], ["--root-certificates", str(ca)]):
         assert start(*alone, "--token", "HB1") == 2
         assert (
             "--token or HYPERBLOOM_TOKEN: expected without --key, --root-certificates and --insecure"
@@ -411,6 +415,18 @@ def test_certificates_that_are_no_file_are_told(
     assert start("--root-certificates", str(tmp_path / name)) == 2
     message = f"flower-client: --root-certificates: expected a file, found none at {tmp_path / name}\n"
     assert capsys.readouterr().err == message
+    assert joined == []
+
+
+@pytest.mark.parametrize("more", [[], ["--http"]])
+def test_a_file_without_certificates_is_told(
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str], joined: Joined, tmp_path: Path, more: list[str]
+) -> None:
+    """A client with it would only say that the server does not answer, and try for ever."""
+    (tmp_path / "ca.pem").write_text("no certificate")
+    assert start("--root-certificates", str(tmp_path / "ca.pem"), *more) == 2
+    found = f"expected certificates (PEM) in {tmp_path / 'ca.pem'}, found none"
+    assert capsys.readouterr().err == f"flower-client: --root-certificates: {found}\n"
     assert joined == []
 
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig, RunConfig
-from hyperbloom.common.wire.orders import Greeting, Introduction
-from hyperbloom.common.wire.pack import pack, unpack
+from hyperbloom.common.wire.orders import Failed, Greeting, Introduction
+from hyperbloom.common.wire.pack import pack, unpack, unpack_answer
 from hyperbloom.server.flower_app import answer_as_numbered, client
 from hyperbloom.server.grids.engine import inline_grid
 from hyperbloom.server.grids.inline import InlineGrid
@@ -90,6 +90,15 @@ def test_nodes_that_keep_no_secrets_refuse_secure_aggregation(tmp_path: Path) ->
     config = CONFIG.model_copy(update={"strategy": "fedavg", "options": {}, "secure_aggregation": True})
     reply = told({"partition-id": 0, "num-partitions": 4}, tmp_path, config)
     assert "keeps no secrets between" in str(reply.error.reason)
+
+
+def test_what_is_wrong_with_a_nodes_data_stays_there(tmp_path: Path) -> None:
+    """The text of such an error may quote a cell."""
+    (tmp_path / "own.csv").write_text("a,b\nsecret,0\n")
+    data = CONFIG.data.model_copy(update={"name": str(tmp_path / "own.csv"), "label": "c"})
+    reply = told({"partition-id": 0, "num-partitions": 4}, tmp_path, CONFIG.model_copy(update={"data": data}))
+    failed = unpack_answer(Introduction, reply.content)
+    assert isinstance(failed, Failed) and failed.text == "its data cannot be read; its own log says why"
 
 
 def test_a_named_node_with_a_number_takes_its_part_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from hyperbloom.client.link.connection import ANSWER_S
 from hyperbloom.client.link.http import HttpChannel
 from hyperbloom.client.link.internals import FleetStub, fleet
 from hyperbloom.client.link.server import Link, explanation
-from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.secrecy.keys import make_key, public_pem
 from hyperbloom.server.access.certificates import Certificates, init
 from hyperbloom.server.access.registry import ClientRegistry
@@ -170,12 +169,6 @@ def test_plain_text_where_tls_is_expected_says_so(tmp_path: Path) -> None:
     with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as link:
         secure = replace(link, insecure=False, root_certificates=files.ca)
         assert "it does not speak TLS" in str(explanation(secure, failure(secure)))
-
-
-def test_a_file_without_certificates_is_told(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("nothing")
-    with pytest.raises(ConfigError, match=r"^--root-certificates: expected certificates \(PEM\) in .*ca.pem"):
-        HttpChannel(Link("localhost:1", root_certificates=tmp_path / "ca.pem", http=True), ANSWER_S)
 
 
 def test_a_channel_that_is_closed_is_told_as_grpc_tells_it() -> None:
