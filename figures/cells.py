@@ -66,9 +66,9 @@ def lines() -> Iterator[Line]:
         own = [f"{key}={line[key]}" for key in ("pixels", "size") if key in line]
         yield {**line, "ours": test, "val": val, "set": [*line.get("set", []), *own]}
     for line in read(TOP / "figures" / "odpfl.jsonl"):
-        if line["method"] in (*ROWS, "odpfl-common") and line["clients"] == 100 and not line.get("search"):
+        if line["method"] in ROWS and line["clients"] == 100 and not line.get("search"):
             column = f"{line['data']}-{line['split'].removeprefix('dirichlet-')}"
-            about = {"table": "odpfl-table1", "column": column, "method": ROWS[line["method"].removesuffix("-common")]}
+            about = {"table": "odpfl-table1", "column": column, "method": ROWS[line["method"]]}
             about |= {"rounds": line["rounds"] // 9} if "cohort=1" in line["set"] else {}
             about |= {"set": [*line["set"], "options.start=common"]} if line["method"] == "odpfl-common" else {}
             ours = {"ours": line["novel_test_mean"], "error": standard_error(line, "novel_test")}

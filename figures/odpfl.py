@@ -55,6 +55,7 @@ METHODS = {
 }
 ROWS = {
     "odpfl": "ODPFL-HN",
+    "odpfl-common": "ODPFL-HN",
     "fedavg": "FedAvg",
     "fedprox": "FedProx",
     "fedma": "FedMA",

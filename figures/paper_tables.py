@@ -6,7 +6,7 @@ A table is a YAML file in `figures/papers/`:
     seeds                           number of the paper's seeds, if stated
     run                             keys of a run that all columns share
     metric                          our number (default: test_mean)
-    searched                        keys whose values the paper searched: a run with any value can be compared
+    searched                        keys that the paper searched or left open: a run with any value can be compared
     spread                          what the second number of a pair is: deviation (default), or error: of the mean
     differs                         our departures from the paper's settings, one line each
     columns.NAME                    title, run (overrides the table's), differs, and where they apply
