@@ -41,6 +41,7 @@ METHODS = {
     "odpfl": ["--strategy", "odpfl", *PAPER],
     "odpfl-scaled": ["--strategy", "figures.scaled:ODPFLScaled", *RATE],
     "odpfl-common": ["--strategy", "odpfl", *RATE],
+    "odpfl-momentum": ["--strategy", "figures.shared_momentum:ODPFLMomentum", *RATE],
     "odpfl-uncalibrated": ["--strategy", "figures.one_factor:ODPFLUncalibrated", *PAPER],
     "odpfl-one-model": ["--strategy", "figures.one_factor:ODPFLOneModel", *PAPER],
     "odpfl-private": ["--strategy", "odpfl", *PAPER, "--set", "encoder=private"],
