@@ -113,9 +113,10 @@ def _run(ctx: click.Context, flags: dict[str, Any]) -> int:
     try:
         with terminate_as_interrupt():
             _start(ctx, flags)
-    except KeyboardInterrupt:
-        folder = quote(str(flags["resume"] or flags["run_dir"] or "RUN"))
-        print(f"flower-server: stopped; --resume {folder} goes on from its last checkpoint, if any", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        folder = next((each for each in stop.args if isinstance(each, Path)), flags["resume"] or flags["run_dir"])
+        again = f"{quote(str(folder or 'RUN'))}{' --insecure' * flags['insecure']}"
+        print(f"flower-server: stopped; --resume {again} goes on from its last checkpoint, if any", file=sys.stderr)
         return 130
     return 0
 
@@ -205,7 +206,7 @@ def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, boo
     over = is_over(folder, config)
     if not over and not config.checkpoint_every:
         raise ConfigError(
-            f"--go-on: the run in {folder} writes no checkpoints (checkpoint_every); delete it to begin anew"
+            f"--go-on: the run in {folder} has no checkpoints (checkpoint_every); delete it to begin anew"
         )
     return folder, over
 

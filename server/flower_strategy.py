@@ -85,11 +85,11 @@ class FlowerStrategy(Strategy):
             raise ConfigError("start: expected Flower's grid, found None")
         folder = Path(self.run_dir).resolve() if self.run_dir else new_run_folder(None, self.config.strategy).resolve()
         config, changes = self.config, dict[str, Any]()
-        if num_rounds:
+        if num_rounds is not None:
             every = {"eval_every": min(config.eval_every, num_rounds)} if "eval_every" in self._given else {}
-            config = make_run_config(self._given, {"rounds": num_rounds, **every}, "FlowerStrategy.start()")
-        if timeout is not None:
-            changes["round_timeout_s"] = timeout
+            changes = {"rounds": num_rounds, **every}
+        changes |= {} if timeout is None else {"round_timeout_s": timeout}
+        config = make_run_config(self._given, changes, "FlowerStrategy.start()")
         if initial_arrays is not None and len(initial_arrays):
             changes["init_from"] = str(_stored(initial_arrays, folder / "initial"))
         config = config.model_copy(update=changes)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hyperbloom.common.compression import Codec
+from hyperbloom.common.errors import ConfigError, describe
 from hyperbloom.common.layout import Layout
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.seeds import derive
@@ -127,6 +128,15 @@ def train(wanted: Train) -> Exchanges[Sequence[Update]]:
     return (yield wanted)
 
 
+def resume(exchanges: object, answers: Any) -> Ask[Any]:
+    """Return the next exchange of a strategy, given the answers to the last; ConfigError if it is anything else."""
+    found = exchanges.send(answers) if isinstance(exchanges, Generator) else exchanges
+    if not isinstance(found, Ask):
+        wanted = "a strategy's exchanges, such as `updates = yield from train(...)`"
+        raise ConfigError(f"expected {wanted}, found {describe(found)}")
+    return found
+
+
 def through(
     exchanges: Exchanges[ReturnT], instead: Callable[[Any], Exchanges[Any]], kind: type[Ask[Any]] = Train
 ) -> Exchanges[ReturnT]:
@@ -134,7 +144,7 @@ def through(
     answers: Any = None
     while True:
         try:
-            wanted = exchanges.send(answers)
+            wanted = resume(exchanges, answers)
         except StopIteration as over:
             return over.value
         answers = (yield from instead(wanted)) if isinstance(wanted, kind) else (yield wanted)

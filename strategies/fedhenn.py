@@ -185,9 +185,8 @@ class FedHeNN(_OverReference):
         """Align with the mean kernel; without one, train as in Local."""
         if self._target is None:
             return super().recipe(number)
-        return replace(
-            super().recipe(number), method=self.method(number), resemble=alignment.factor_weights(self._target)
-        )
+        target = alignment.factor_weights(self._target)
+        return replace(super().recipe(number), method=self.method(number), resemble=target)
 
     def round(self, turn: Turn) -> Exchanges[None]:
         """Send the reference set, collect kernels, train."""

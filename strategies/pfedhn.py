@@ -200,11 +200,10 @@ class PFedHN(Algorithm):
     def hypernetwork(self, layouts: Mapping[str, Layout], dim: int) -> Hypernetwork:
         """Return a new hypernetwork for descriptors of dimension `dim`."""
         options = self.options
+        common = layouts, dim, options.hidden_dim, options.hidden_layers
         if options.hypernetwork == "mlp":
-            return MLPHypernetwork(layouts, dim, options.hidden_dim, options.hidden_layers)
-        return ChunkedHypernetwork(
-            layouts, dim, options.hidden_dim, options.hidden_layers, options.chunk, options.chunk_dim
-        )
+            return MLPHypernetwork(*common)
+        return ChunkedHypernetwork(*common, options.chunk, options.chunk_dim)
 
     def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
         """Refuse a client without class shares if they are the descriptors."""

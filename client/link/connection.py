@@ -125,10 +125,8 @@ class Connection:
             tree = flower.objects.get_object_tree(reply)
         if self._encloses:
             enclose(announced, contents.items())
-        request = flower.fleet.PushMessagesRequest(
-            node=self._node, messages_list=[announced], message_object_trees=[tree]
-        )
-        response = self._call("PushMessages", request)
+        sent = flower.fleet.PushMessagesRequest(node=self._node, messages_list=[announced], message_object_trees=[tree])
+        response = self._call("PushMessages", sent)
         if response.objects_to_push:
             push = flower.transfer.make_push_object_fn_protobuf(
                 partial(self._call, "PushObject"), self._node, run_id, response.session_id

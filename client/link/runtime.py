@@ -138,7 +138,8 @@ def retries_of(link: Link) -> flower.RetryInvoker:
             details = cast(grpc.RpcError, state.exception).details()
             log.warning("%s refuses this client for now (%s); trying until it does not", link.address, details)
         elif state.tries == 1:
-            log.warning("%s does not answer; trying until it does (Ctrl-C leaves)", link.address)
+            why = f"{cast(grpc.RpcError, state.exception).details()}{': is --http right?' if link.http else ''}"
+            log.warning("%s does not answer (%s); trying until it does (Ctrl-C leaves)", link.address, why)
 
     def back(state: flower.RetryState) -> None:
         if state.tries > 1:

@@ -116,5 +116,4 @@ class Private(Encoder):
             raise ConfigError("sensitivity: the encoder's last layer is so large that its sums may overflow")
         # Additions in the tail, in a batch's pairwise mean, and over the batches.
         additions = len(self.centre) + math.log2(BATCH) + examples / BATCH
-        rounding = 2 * 2.0**-24 * additions * terms
-        return 2 * largest * (1 + ROUNDING) / examples + rounding
+        return 2 * largest * (1 + ROUNDING) / examples + 2 * 2.0**-24 * additions * terms

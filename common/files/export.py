@@ -108,11 +108,10 @@ def write_model(
     task: TaskSpec = CLASSIFICATION.spec,
     schema: Schema | None = None,
 ) -> list[str]:
-    """Write a model folder and return the names of its files; `model.onnx` needs the extra `export`.
+    """Write a model folder and return its files' names; what torch cannot trace or convert is left out, with a warning.
 
     Raises:
         ConfigError: the folder is not empty, or cannot be written.
-        ModelError: torch cannot trace the network, or ONNX runtime computes other logits.
     """
     adapted = module.release() if isinstance(module, Generated) else module
     module = _detached(merged(adapted))
@@ -137,12 +136,12 @@ def write_model(
             copy_tokenizer(spec.backbone, draft / TOKENIZER)
         try:
             program = _trace(module, spec)
-        except ModelError as error:  # the weights are of use without it
-            logging.getLogger("hyperbloom").warning("only the weights are written: %s", error)
-        else:
             torch.export.save(program, draft / "model.pt2")
             if all(importlib.util.find_spec(name) for name in _ONNX):
                 _write_onnx(draft / "model.onnx", program, module, spec.input_shape)
+        except ModelError as error:  # the weights are of use without it
+            (draft / "model.onnx").unlink(missing_ok=True)
+            logging.getLogger("hyperbloom").warning("some files of the model are left out: %s", error)
         there = {path.name for path in draft.iterdir()}
         write_bytes(draft / "README.md", _README.render(model=description, card=card, there=there).encode())
         files = sorted({*there, "README.md"})
@@ -277,6 +276,8 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Mo
                 dynamo=True,
                 verbose=False,
             )
+    except Exception as error:  # it has classes of its own for each fault
+        raise ModelError(f"{path.name}: torch cannot convert the network: {describe(error)[:300]}") from error
     finally:
         logging.disable(told)
     assert onnx is not None

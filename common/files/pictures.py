@@ -20,9 +20,7 @@ Mask = Sequence[Sequence[int]]
 PALETTE = bytes(
     channel
     for colour in range(256)
-    for channel in (
-        (0, 0, 0) if colour == 0 else (60 + colour * 89 % 196, 60 + colour * 151 % 196, 60 + colour * 47 % 196)
-    )
+    for channel in ((60 + colour * step % 196 for step in (89, 151, 47)) if colour else (0, 0, 0))
 )
 """A colour for each class; the background is black."""
 

@@ -304,8 +304,7 @@ def _deviation(layer: LayerType) -> float:
 def _assemble(block: Tensor, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Tile blocks `(N, r, c, ...)`, scaled by `(N, R r, C)`, to `(N, *shape)`: `R` rows and `C` columns of blocks."""
     count, side, *_ = block.shape
-    scale = scale.view(count, -1, side, scale.shape[2], 1, *(1 for _ in shape[2:]))
-    tiled = block[:, None, :, None] * scale  # (N, R, r, C, c, ...)
+    tiled = block[:, None, :, None] * scale.view(count, -1, side, scale.shape[2], 1, *(1 for _ in shape[2:]))
     return tiled.flatten(3, 4).flatten(1, 2)[:, : shape[0], : shape[1]]
 
 

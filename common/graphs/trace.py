@@ -250,8 +250,8 @@ class _Builder:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: self.values.get(argument, argument))
         name = operations.plain_name(_name(node))
         order = ("output_size",) if "adaptive" in name else ("kernel_size", "stride")
-        skip = 2 if name.startswith("lppool") else 1  # skip the inputs, and the exponent of lppool
-        return {**dict(zip(order, args[skip:], strict=False)), **kwargs}
+        own = args[2 if name.startswith("lppool") else 1 :]  # without the inputs, and the exponent of lppool
+        return {**dict(zip(order, own, strict=False)), **kwargs}
 
     def _fold(self, node: fx.Node, activation: str, source: fx.Node) -> bool:
         """Attach an activation to the node before it, if that node has no other reader and no activation yet."""

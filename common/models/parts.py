@@ -50,7 +50,8 @@ def last_layer(module: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
     hooks = [
         part.register_forward_pre_hook(lambda part, args: called.append(part))
         for part in module.modules()
-        if part is not module and _owns_parameters(part)
+        if part is not module and not isinstance(part, parametrize.ParametrizationList)  # a layer's weights, no layer
+        if parametrize.is_parametrized(part) or any(True for _ in part.parameters(recurse=False))
     ]
     anchor = next(module.parameters())
     try:
@@ -62,12 +63,6 @@ def last_layer(module: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
     if not called:
         raise ModelError(f"{type(module).__name__}: expected a last layer that is a module, found none that is called")
     return called[-1]
-
-
-def _owns_parameters(part: nn.Module) -> bool:
-    if isinstance(part, parametrize.ParametrizationList):  # a layer's weights, not a layer
-        return False
-    return parametrize.is_parametrized(part) or any(True for _ in part.parameters(recurse=False))
 
 
 def represent(module: nn.Module, last: nn.Module, inputs: Tensor) -> Tensor:

@@ -42,10 +42,12 @@ def read_private_key(path: Path, where: str) -> ec.EllipticCurvePrivateKey:
     Raises:
         ConfigError: there is no file, everyone on the machine can use it, or it holds no EC private key.
     """
-    check_private(path, where)
-    content = attempt(path.read_bytes)
+    content = attempt(path.read_bytes) if path.is_file() else b""
     if isinstance(content, Exception):
         raise ConfigError(f"{where}: cannot read {path}: {content}")
+    if b"PUBLIC KEY" in content or content.startswith(b"ecdsa-"):
+        raise ConfigError(f"{where}: expected a private key, found a public one in {path}")
+    check_private(path, where)
     openssh = b"OPENSSH PRIVATE KEY" in content
     try:
         load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key

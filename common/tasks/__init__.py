@@ -37,6 +37,6 @@ def make_task(spec: TaskSpec) -> Task:
     kind = plugin.load("a subclass of Task", ConfigError) if plugin else TASKS[spec.name]
     if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise ConfigError(f"task: expected {spec.name} to be a subclass of Task, found {kind!r}")
-    if missing := ", ".join(sorted(kind.__abstractmethods__)):
+    if missing := ", ".join(sorted({*kind.__abstractmethods__, *({"metrics"} - {*dir(kind)})})):
         raise ConfigError(f"task: expected {spec.name} to define {missing} as well")
     return kind(spec)

@@ -172,4 +172,5 @@ def _explain(peer: str, reason: str) -> str:
             f"{peer} broke off the TLS handshake: a client that does not trust this certificate "
             "(flower-client --root-certificates, an address that it does not name, a wrong clock), or a port scan"
         )
-    return f"refused {peer}: the TLS handshake failed ({reason})"
+    more = "; does it speak HTTP (--http), or scan ports?" if "ALPN" in reason else ""
+    return f"refused {peer}: the TLS handshake failed ({reason}){more}"

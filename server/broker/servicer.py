@@ -76,9 +76,8 @@ class Fleet(flower.FleetServicer):
             return super().PullObject(request, context)
         piece = self.handout.answer(request.object_id, request.node.node_id) if self.handout else None
         found = piece is not None
-        return flower.message.PullObjectResponse(
-            object_found=found, object_available=found, object_content=piece or b""
-        )
+        part = piece or b""
+        return flower.message.PullObjectResponse(object_found=found, object_available=found, object_content=part)
 
     def PushObject(
         self, request: flower.message.PushObjectRequest, context: ServicerContext

@@ -49,7 +49,7 @@ def watch(run: Path, web: str | None, once: bool, as_json: bool) -> None:
 @command(
     "report",
     click.Argument(["run"], help="the run's folder, or a comparison's", type=FOLDER),
-    Flag("--out", "where to write it", type=FILE, show_default="RUN/report.html"),
+    Flag("--out", "the file to write", type=click.Path(dir_okay=False, path_type=Path), show_default="RUN/report.html"),
     example="flower-server report runs/20260102-030405-pfedhn",
 )
 def report(run: Path, out: Path | None) -> None:
@@ -161,7 +161,8 @@ def compare(
 
     engine, track, as_json = flags.pop("engine"), flags.pop("track"), flags.pop("as_json")
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-compare"
-    cells = plan(out, names(strategies), seeds, values, overrides, str(config or "the command line"))
+    where = f"{config} or the command line" if config else "the command line"
+    cells = plan(out, names(strategies), seeds, values, overrides, where)
     check_cells(cells, engine)
     for spec in track:
         find_tracker(spec)
@@ -206,8 +207,8 @@ def tune(config: Path | None, assignments: tuple[str, ...], out: Path | None, **
     from hyperbloom.server.compare import tuning  # takes seconds, because of torch and Flower
 
     out = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-tune"
-    print(f"search: {out} (the same command with --out {quote(str(out))} goes on where this one stops)", flush=True)
-    table = tuning.tune(lambda more: make_run_config(values, {**given, **more}, str(config or "--set")), out, **flags)
+    where = f"{config} or the command line" if config else "the command line"
+    table = tuning.tune(lambda more: make_run_config(values, {**given, **more}, where), out, **flags)
     print(f"\n{table}\nnext: flower-server --config {quote(str(out / 'tuned.yaml'))}")
 
 

@@ -133,9 +133,10 @@ def _own_options(
         names = ", ".join(strategy_names())
         raise ConfigError(f"{BY_STRATEGY}: expected some of {names}, found {unknown[0]!r} in {where}")
     shared.pop("baselines", None)
-    owner = shared.pop("strategy", RunConfig.model_fields["strategy"].default)
-    if of_file := shared.pop("options", None):
-        options[owner] = {**of_file, **options.get(owner, {})}
+    owner, of_file = shared.pop("strategy", RunConfig.model_fields["strategy"].default), shared.pop("options", {}) or {}
+    if not isinstance(owner, str) or not isinstance(of_file, dict):
+        raise ConfigError(f"strategy, options: expected a name, keys and values; found {owner}, {of_file} in {where}")
+    options[owner] = {**of_file, **options.get(owner, {})}
     return shared, options
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
@@ -46,7 +47,7 @@ def halve(count: int, rounds: int, score: Callable[[Sequence[int], int], Sequenc
 def grid_of(over: Sequence[str]) -> dict[str, Any]:
     """Return the values to try by key, of texts such as `local.steps=10,50`; ConfigError if one is wrong."""
     if bad := [text for text in over if not re.fullmatch(OTHERS, text)]:
-        raise ConfigError(f"--over: expected KEY=A,B such as local.steps=10,50, found {bad[0]!r}")
+        raise ConfigError(f"--over: expected KEY=A,B, such as local.steps=10,50, of what may vary; found {bad[0]!r}")
     keys = [text.partition("=")[0] for text in over]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise ConfigError(f"--over: expected each key once, with all its values, found {twice[0]} again")
@@ -90,6 +91,7 @@ def tune(
     shared = {"engine": engine, "seeds": seeds, "over": names, **base.model_dump(mode="json")}
     clients = joining(engine, base, out, partial(print_line, Console()), where)
     with open_comparison(out, shared, last), clients as (grid, _):
+        print(f"search: {out} (the same command with --out {quote(str(out))} goes on where this one stops)", flush=True)
         rungs = halve(len(settings), base.rounds, score)
         best, highest = max(rungs[base.rounds].items(), key=lambda pair: pair[1])
         if highest == WORST:

@@ -24,7 +24,7 @@ from hyperbloom.common.wire.orders import EvaluateResult, Failed, Order, SplitSc
 from hyperbloom.common.wire.pack import shown, unpack_answer
 from hyperbloom.server.loop.federation import Federation
 from hyperbloom.server.loop.post import Arrival, Failure, Letter, Pause
-from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, Update, resume
 
 BYTES_AT_ONCE = 32 * 2**20
 """Bytes of weights written into messages at a time. Until it is sent, a message holds them once or twice more."""
@@ -173,7 +173,7 @@ class Director:
         answers: Any = None
         while True:
             try:
-                ask = exchanges.send(answers)
+                ask = resume(exchanges, answers)
             except StopIteration as over:
                 return over.value
             answers = self._exchange(ask, outcome, cohort)

@@ -90,7 +90,7 @@ def read_resume(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
         except DAMAGED as error:
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):  # it may be readable next time
                 raise ConfigError(f"--resume: cannot read {path}: {error.strerror}") from None
-            say(f"{path} cannot be used ({' '.join(str(error).split())}); going back to the one before")
+            say(f"{path} cannot be used ({' '.join(str(error).split())}); looking for one before")
             damaged.append(path)
             continue
         if body["config"] != _digest(dump_run_config(config).encode()):
@@ -184,7 +184,7 @@ def _rewind(folder: Path, point: tuple[int, int]) -> list[tuple[int, int]]:
         resumes = json.loads(path.read_text()) if path.exists() else []
         before = [(int(each["phase"]), int(each["orders"])) for each in resumes]
     except DAMAGED as error:
-        raise ConfigError(f"--resume: {path} is damaged ({error}); clients need it to find their own state") from None
+        raise ConfigError(f"--resume: {path} is damaged ({error}); restore it: clients need it") from None
     now = datetime.now(UTC).isoformat(timespec="seconds")
     entry = {"phase": point[0], "orders": point[1], "time": now, "version": __version__}
     write_json(path, [*resumes, entry])

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from safetensors.torch import load_file
@@ -48,10 +49,9 @@ def new_run_folder(path: Path | None, strategy: str, anew: bool = False) -> Path
         ours = {"checkpoints", "initial"} | ({"config.yaml"} if "checkpoints" in found else set())
         early = {name for name in found if name in ours or name.startswith("track-")}
         if found and not (anew and ("environment.json" in found or found == early)):
-            raise ConfigError(
-                f"--run-dir: expected a new or empty folder, found files in {chosen}; name another one, or "
-                "give --go-on as well if its run never began"
-            )
+            more = ", or give --go-on as well if its run never began" if not anew else ""
+            raise ConfigError(f"--run-dir: expected a new or empty folder, found files in {chosen}; name another{more}")
+        TemporaryFile(dir=chosen).close()  # it can be written to
     except OSError as error:
         raise ConfigError(f"--run-dir: cannot use {chosen}: {error.strerror}") from None
     return chosen

@@ -79,9 +79,8 @@ def read_members(folder: Path) -> Members:
         for entry, about in ((entry, entry["about"]) for entry in entries):
             shares = tuple(about.get("class_shares") or ())
             own = about.get("types") is not None or about.get("graph") is not None
-            clients.append(
-                Member(entry["client_id"], entry["row"], about["train_examples"], about["size"], shares, own)
-            )
+            known = entry["client_id"], entry["row"], about["train_examples"], about["size"]
+            clients.append(Member(*known, shares, own))
         return Members(clients, *learned)
 
 

@@ -75,6 +75,7 @@ def play(
         except (HyperbloomError, KeyboardInterrupt, SystemExit) as error:  # the last one is Flower's, by `flwr stop`
             ended = isinstance(error, SystemExit)
             recorder.event(f"the run stopped: {'its process was ended' if ended else str(error) or 'Ctrl-C'}")
+            error.args = (folder,) if isinstance(error, KeyboardInterrupt) else error.args
             raise
 
 

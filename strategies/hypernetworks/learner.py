@@ -125,9 +125,7 @@ class HypernetworkLearner:
         rates = (learning_rate, embedding_learning_rate or learning_rate)
         parts = (list(hypernetwork.parameters()), [table.weight])
         groups = [{"params": part, "lr": rate, "initial_lr": rate} for part, rate in zip(parts, rates, strict=True)]
-        self.optimizer = torch.optim.SGD(
-            groups, lr=learning_rate, momentum=momentum, weight_decay=weight_decay, fused=True
-        )
+        self.optimizer = torch.optim.SGD(groups, learning_rate, momentum, weight_decay=weight_decay, fused=True)
 
     def grow(self, client_id: str, descriptor: Tensor | None = None) -> None:
         """Append an embedding row, and a zero row to the optimiser's momentum."""

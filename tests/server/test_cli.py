@@ -523,7 +523,7 @@ def test_the_inline_engine_needs_no_tls(run: Done) -> None:
 def test_a_folder_with_files_is_not_written_to(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("")
-    begin = f"--run-dir: expected a new or empty folder, found files in {tmp_path / 'run'}; name another one, or give"
+    begin = f"--run-dir: expected a new or empty folder, found files in {tmp_path / 'run'}; name another, or give"
     assert refused().startswith(begin)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
 
@@ -712,6 +712,25 @@ def test_ctrl_c_ends_with_130(
     assert main(["--engine", "inline", "--run-dir", str(tmp_path / "run")]) == 130
     more = f"--resume {tmp_path}/run goes on from its last checkpoint, if any"
     assert capsys.readouterr().err == f"flower-server: stopped; {more}\n"
+
+
+def test_a_run_that_was_stopped_says_how_to_go_on_with_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the folder that no flag named, and how its clients were served."""
+
+    def interrupted(session: Session) -> NoReturn:
+        raise KeyboardInterrupt("SIGTERM")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Session, "run", interrupted)
+    assert main(["--insecure", "--port", "0", "--clients", "1", "--cohort", "1"]) == 130
+    (folder,) = (tmp_path / "runs").iterdir()
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        said
+        == f"flower-server: stopped; --resume runs/{folder.name} --insecure goes on from its last checkpoint, if any"
+    )
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def test_a_group_without_a_command_shows_its_help_as_it_is(group: str, capsys: p
             "certs renew",
             "certs renew: certs: expected ca.pem and ca.key; put them back from where they are kept, or make a ",
         ),
+        ("report . --out .", "report: Invalid value for '--out': File '.' is a directory"),
         ("clients add a --public-key x", "clients add: --public-key: expected a file, found none at x"),
         (
             "clients invite a --expires 0m",

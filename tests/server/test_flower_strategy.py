@@ -88,6 +88,20 @@ def test_start_takes_rounds_and_seconds_from_its_caller(config: RunConfig, tmp_p
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_rounds": 0}, r"rounds: expected greater than 0, found 0 in FlowerStrategy\.start"),
+        ({"timeout": -5.0}, r"round_timeout_s: expected greater than 0, found -5\.0 in FlowerStrategy\.start"),
+    ],
+)
+def test_start_refuses_what_no_run_can_have(
+    config: RunConfig, tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        started(config, tmp_path, **given)
+
+
 @pytest.mark.parametrize(("given", "evaluated"), [({}, [2, 4, 6, 8]), ({"eval_every": 5}, [5, 8])])
 def test_fewer_rounds_are_evaluated_as_in_a_run_of_so_many(
     given: dict[str, Any], evaluated: list[int], tmp_path: Path

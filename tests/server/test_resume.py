@@ -273,7 +273,7 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(
     newest = sorted((crashed / "checkpoints").glob("*[0-9].json"))[-1]
     damage(newest.with_name(newest.stem + suffix))
     (said,) = go_on(crashed, SIX_ROUNDS)
-    assert newest.name in said and told in said and said.endswith("going back to the one before")
+    assert newest.name in said and told in said and said.endswith("looking for one before")
     assert_same(crashed, six_rounds)
 
 
@@ -417,7 +417,7 @@ def test_a_checkpoint_with_other_files_or_numbers_is_left(
     shutil.copytree(killed_after(six_rounds, 5), crashed)
     crafted(crashed, **changes)
     (said,) = go_on(crashed, SIX_ROUNDS)
-    assert said.endswith("going back to the one before")
+    assert said.endswith("looking for one before")
 
 
 def test_a_run_without_checkpoints_leaves_none(tmp_path: Path) -> None:
@@ -478,7 +478,7 @@ def test_a_run_without_checkpoints_is_over_when_it_says_so(
         patch.setattr(RunFolder, "round_done", killed)
         main([*args, str(tmp_path / "killed")])
     assert main([*args, str(tmp_path / "killed")]) == 2
-    assert "writes no checkpoints (checkpoint_every); delete it to begin anew" in capsys.readouterr().err
+    assert "has no checkpoints (checkpoint_every); delete it to begin anew" in capsys.readouterr().err
 
 
 def test_what_a_killed_process_was_writing_is_deleted(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, ask, draw, through, train
+from hyperbloom.common.errors import ConfigError
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, ask, draw, resume, through, train
 
 from .conftest import introduction
 
@@ -53,6 +54,16 @@ def test_a_draw_asks_for_no_more_than_there_are_and_depends_on_nobody_else() -> 
             client.client_id for client in draw(0, number, 2, [c for c in clients("abcdef") if c.client_id in "bdf"])
         ]
         assert names == [client.client_id for client in draw(0, number, 2, alone)]
+
+
+@pytest.mark.parametrize("found", [None, 3, [1]])
+def test_what_is_no_exchange_is_told_to_the_strategys_author(found: object) -> None:
+    def careless() -> Exchanges[None]:
+        yield found  # type: ignore[misc]
+
+    for wrong in (found, careless(), through(careless(), train), through(found, train)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"expected a strategy's exchanges, such as `updates = yield from train"):
+            resume(wrong, None)
 
 
 def test_exchanges_that_train_are_played_by_another_and_the_others_pass() -> None:

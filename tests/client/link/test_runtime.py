@@ -94,7 +94,7 @@ def test_a_server_that_is_away_is_asked_again_until_it_answers(caplog: pytest.Lo
     assert waits[:7] == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0])
     assert waits[7:] == [10] * 33
     said = [record.getMessage() for record in caplog.records]
-    assert said[0] == "127.0.0.1:1 does not answer; trying until it does (Ctrl-C leaves)"
+    assert said[0] == "127.0.0.1:1 does not answer (connection refused); trying until it does (Ctrl-C leaves)"
     assert said[1].startswith("127.0.0.1:1 answers after ")
     assert len(said) == 2
 
@@ -411,8 +411,8 @@ def test_a_session_that_cannot_be_opened_says_what_may_be_wrong(connect: Callabl
     with pytest.raises(ConnectionFailed) as caught:
         run_client(LINK, NOTHING, {})
     assert str(caught.value) == (
-        "cannot open a session with 127.0.0.1:1: is it the server's Fleet port, and do TLS and certificates match on "
-        "both sides (--insecure, or --root-certificates and --key)?"
+        "cannot open a session with 127.0.0.1:1: is it the server's Fleet port, and do TLS, certificates and protocol "
+        "match on both sides (--insecure, or --root-certificates and --key; --http)?"
     )
 
 

@@ -114,12 +114,42 @@ def test_a_small_logit_beside_large_ones_need_be_no_more_exact_than_these() -> N
 
 
 @quiet
-def test_onnx_that_computes_something_else_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_that_computes_something_else_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("onnxruntime", reason="extra export")
     monkeypatch.setattr(export, "LARGEST_DIFFERENCE", -1.0)
-    with pytest.raises(ModelError, match=r"model.onnx: expected torch's logits"):
-        write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
-    assert list(tmp_path.iterdir()) == []
+    files = write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
+    assert files == ["README.md", "model.json", "model.pt2", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == files
+    assert "some files of the model are left out: model.onnx: expected torch's logits" in caplog.text
+
+
+@quiet
+def test_of_a_network_that_onnx_cannot_express_the_other_files_are_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("onnxruntime", reason="extra export")
+
+    class Bessel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.linear(torch.special.bessel_j0(x.flatten(1)))
+            return logits
+
+    module = Bessel()
+    assert write_model(tmp_path / "m", module, SPECS["mlp"], NAMES, Scaling(1.0), CARD) == [
+        "README.md",
+        "model.json",
+        "model.pt2",
+        "model.safetensors",
+    ]
+    assert "left out: model.onnx: torch cannot convert the network: " in caplog.text
+    inputs = torch.rand(3, *SPECS["mlp"].input_shape)
+    torch.testing.assert_close(torch.export.load(tmp_path / "m" / "model.pt2").module()(inputs), module(inputs))
 
 
 @pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 6), (errno.EROFS, 6), (errno.EACCES, 2)])
@@ -154,7 +184,7 @@ def test_of_a_network_that_cannot_be_traced_the_weights_are_written(
     with caplog.at_level("WARNING", "hyperbloom"):
         files = write_model(tmp_path / "m", module := Moody(), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
     assert files == ["README.md", "model.json", "model.safetensors"]
-    assert "only the weights are written: mlp: torch.export cannot trace it: " in caplog.text
+    assert "some files of the model are left out: mlp: torch.export cannot trace it: " in caplog.text
     assert "model.pt2" not in (tmp_path / "m" / "README.md").read_text()
     torch.testing.assert_close(load_file(tmp_path / "m" / "model.safetensors"), dict(module.state_dict()))
 

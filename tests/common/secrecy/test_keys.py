@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
 
 from hyperbloom.common.errors import ConfigError
@@ -81,6 +87,14 @@ def test_a_private_key_that_everyone_can_use_is_not_used(tmp_path: Path, mode: i
         ConfigError, match=rf"--key: everyone on this machine can use \S+ \(mode {mode:04o}\); chmod 600"
     ):
         read_private_key(tmp_path / "key.pem", "--key")
+
+
+def test_a_public_key_is_told_apart_from_a_private_one(tmp_path: Path) -> None:
+    public, path = make_key().public_key(), tmp_path / "key.pub"
+    for content in (public_pem(public).encode(), public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=f"^--key: expected a private key, found a public one in {path}$"):
+            read_private_key(path, "--key")
 
 
 def test_a_group_may_share_a_private_key(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_an_unknown_task_is_refused_with_those_that_exist() -> None:
 
 def test_a_task_that_lacks_a_method_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "bare", type("Bare", (Task,), {"check": lambda self, labels, outputs: None}))
-    with pytest.raises(ConfigError, match=r"^task: expected bare to define counts, losses, show as well$"):
+    with pytest.raises(ConfigError, match=r"^task: expected bare to define counts, losses, metrics, show as well$"):
         make_task(TaskSpec("bare"))
 
 

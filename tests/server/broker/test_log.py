@@ -80,6 +80,8 @@ def test_a_client_that_breaks_off_may_lack_the_ca(heard: Hear) -> None:
 
 def test_any_other_reason_is_told_in_grpcs_words(heard: Hear) -> None:
     assert heard(trace("DEADLINE"))[0] == ["refused 10.0.0.9: the TLS handshake failed (DEADLINE)"]
+    (line,), _ = heard(trace("Cannot check peer: missing selected ALPN property."))
+    assert line.endswith("ALPN property.); does it speak HTTP (--http), or scan ports?")
 
 
 def test_what_the_door_says_is_told_and_kept(tmp_path: Path) -> None:

@@ -422,6 +422,8 @@ def test_seeds_count_from_the_runs_own() -> None:
         ({"options_by_strategy": {"no": {}}}, {}, "options_by_strategy: expected some of .*, found 'no' in run.yaml"),
         ({"options_by_strategy": [1]}, {}, "options_by_strategy: expected strategies, and for each its options"),
         ({"round": 4}, {}, "round: unknown key in run.yaml. Did you mean rounds"),
+        ({"options": 3}, {}, "strategy, options: expected a name, keys and values; found pfedhn, 3 in run.yaml"),
+        ({"strategy": ["a"], "options": {"b": 1}}, {}, r"expected a name, keys and values; found \['a'\], .*run.yaml"),
     ],
 )
 def test_unclear_options_are_refused(values: dict[str, Any], overrides: dict[str, Any], message: str) -> None:
@@ -437,6 +439,10 @@ def test_unclear_options_are_refused(values: dict[str, Any], overrides: dict[str
         (["--strategies", "local", "--seeds", "0"], "--seeds: expected 1 or more, found 0"),
         (["--strategies", "local,fedavg", "--set", "fedavg.mu=1"], "fedavg: mu: unknown key in options of fedavg"),
         (["--strategies", "local", "--set", "data.split=no"], "local: data.split: expected one of"),
+        (
+            ["--strategies", "local", "--set", "rounds=0"],
+            "rounds: expected greater than 0, found 0 in the command line",
+        ),
         (["--strategies", "local", "--config", "nowhere.yaml"], "--config: cannot read nowhere.yaml"),
     ],
 )

@@ -1,5 +1,6 @@
 """The run folder: how it is made, refused and read back."""
 
+import errno
 import importlib.metadata
 import json
 import platform
@@ -8,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from hyperbloom.server.loop.exchange import Evaluated, Outcome
 from hyperbloom.server.loop.listener import NOTHING_DONE, Checkpoint, RoundReport, Selection
 from hyperbloom.server.loop.post import Failure
 from hyperbloom.server.loop.roster import Roster
+from hyperbloom.server.runs import folder
 from hyperbloom.server.runs.folder import RunFolder, new_run_folder, read_run
 from hyperbloom.server.runs.recorded import has_ended
 from hyperbloom.strategies import make_algorithm
@@ -115,8 +117,22 @@ def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_text("")
     with pytest.raises(ConfigError) as caught:
         new_run_folder(tmp_path, "local")
-    begin = f"--run-dir: expected a new or empty folder, found files in {tmp_path}; name another one, or give --go-on"
-    assert str(caught.value).startswith(begin)
+    begin = f"--run-dir: expected a new or empty folder, found files in {tmp_path}; name another"
+    assert str(caught.value) == f"{begin}, or give --go-on as well if its run never began"
+    with pytest.raises(ConfigError) as caught:
+        new_run_folder(tmp_path, "local", anew=True)
+    assert str(caught.value) == begin
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root, no permission keeps a process from writing."""
+
+    def refuse(dir: Path) -> NoReturn:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(dir / "x"))
+
+    monkeypatch.setattr(folder, "TemporaryFile", refuse)
+    with pytest.raises(ConfigError, match=f"^--run-dir: cannot use {tmp_path}: Operation not permitted$"):
+        new_run_folder(tmp_path, "local")
 
 
 def test_files_of_a_run_that_never_began_are_taken_and_others_are_not(tmp_path: Path) -> None:
