@@ -43,7 +43,7 @@ class Run:
 
     @property
     def clients(self) -> Table:
-        """Return a row per strategy, round and client: loss or accuracy, or why it was left out."""
+        """Return a row per strategy, round and client: loss or scores (shares from 0 to 1), or why it was left out."""
         return self._rows(CLIENTS)
 
     @property
