@@ -51,7 +51,7 @@ def schema_of(spec: DataSpec, table: Table) -> Schema:
         DataError: --label, --owner or --group is not the schema's, or is no column.
         ConfigError: The schema cannot be read.
     """
-    label = tuple(name.strip() for name in (spec.label or "").split(",") if name.strip())
+    label = tuple(dict.fromkeys(name.strip() for name in (spec.label or "").split(",") if name.strip()))
     if spec.schema is None:
         proposed = propose(table, label, spec.data, spec.owner, spec.group, most_tokens(spec.backbone))
         if left := left_out(table, proposed):

@@ -107,6 +107,11 @@ def test_a_table_may_begin_with_the_mark_that_spreadsheets_write(tmp_path: Path)
     assert read_cells(tmp_path / "t.csv") == {"age": ["60"], "ill": ["no"]}
 
 
+def test_empty_lines_are_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,y\n\n1,2\n\n\n3,4\n\n")
+    assert read_cells(tmp_path / "t.csv") == {"x": ["1", "3"], "y": ["2", "4"]}
+
+
 def test_a_name_in_quotes_says_nothing_of_what_stands_between_cells(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text('"dose; mg; ml",age\n5,60\n')
     assert read_cells(tmp_path / "t.csv") == {"dose; mg; ml": ["5"], "age": ["60"]}
@@ -325,6 +330,7 @@ def test_a_proposal_takes_no_rounding_for_a_deviation_nor_for_an_offset(values: 
     ("columns", "kind", "outputs"),
     [
         (["class"], "classification", 3),
+        (["class", "class"], "classification", 3),  # said twice
         (["dose"], "regression", 1),
         (["a", "b"], "multilabel", 2),
         (["dose", "a"], "regression", 2),
