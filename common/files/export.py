@@ -139,7 +139,7 @@ def write_model(
             torch.export.save(program, draft / "model.pt2")
             if all(importlib.util.find_spec(name) for name in _ONNX):
                 _write_onnx(draft / "model.onnx", program, module, spec.input_shape)
-        except ModelError as error:  # the weights are of use without it
+        except (ConfigError, ModelError) as error:  # the weights are of use without it
             (draft / "model.onnx").unlink(missing_ok=True)
             logging.getLogger("hyperbloom").warning("some files of the model are left out: %s", error)
         there = {path.name for path in draft.iterdir()}

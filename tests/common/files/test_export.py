@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -123,6 +124,18 @@ def test_onnx_that_computes_something_else_is_left_out(
     assert files == ["README.md", "model.json", "model.pt2", "model.safetensors"]
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == files
     assert "some files of the model are left out: model.onnx: expected torch's logits" in caplog.text
+
+
+@quiet
+def test_onnx_that_its_runtime_cannot_load_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="extra export")
+
+    def refuse(folder: Path, name: str) -> NoReturn:
+        raise ConfigError(f"{folder / name}: expected a network in ONNX")
+
+    monkeypatch.setattr(export, "_onnx_session", refuse)
+    files = write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
+    assert files == ["README.md", "model.json", "model.pt2", "model.safetensors"]
 
 
 @quiet
