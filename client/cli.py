@@ -25,10 +25,9 @@ _FLAGS = [
         Flag("--show-graph", "print the graph of --model as it is read, and exit", is_flag=True),
         Flag(
             "--disclose",
-            "what the server may be told of --model. types: its layer types. all-types: not even these; the client "
-            "loads all parts of the hypernetwork, and another client, or the server's --init-from, must have disclosed "
-            "the same types. graph: the whole graph, which strategy ghn-server asks for",
-            type=click.Choice(["types", "all-types", "graph"]),
+            "what the server may be told of --model. types: its layer types. graph: the whole graph, which strategy "
+            "ghn-server asks for",
+            type=click.Choice(["types", "graph"]),
             default="types",
         ),
     ),

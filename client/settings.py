@@ -15,7 +15,7 @@ from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.names import check_name, default_state_dir
 from hyperbloom.common.secrecy.keys import server_of
 
-Disclosure = Literal["types", "all-types", "graph"]
+Disclosure = Literal["types", "graph"]
 """The most that a client discloses of its own model: its layer types, nothing, or the whole graph."""
 
 Scalar = str | int | float | bool
@@ -51,7 +51,7 @@ class ClientSettings:
     low_memory: bool = False  # examples paged in from the disk
 
     def __post_init__(self) -> None:
-        if self.min_noise is not None and not self.min_noise > 0:
+        if self.min_noise is not None and not 0 < self.min_noise < float("inf"):
             raise ConfigError(f"--min-noise: expected a number above 0, found {self.min_noise}")
         if self.moments_noise is not None and not 0 < self.moments_noise < float("inf"):
             raise ConfigError(f"--moments-noise: expected a number above 0, found {self.moments_noise}")

@@ -25,7 +25,7 @@ from hyperbloom.common.wire.orders import EvaluateOrder, EvaluateResult, SplitSc
 
 
 @dataclass(frozen=True, kw_only=True)
-class TryOrder(EvaluateOrder, message_type="evaluate.many"):
+class TryOrder(EvaluateOrder, message_type="evaluate.many", answer=EvaluateResult):
     """Evaluate many models, the rows of one tensor `models`: each by itself, or together by their mean logits."""
 
     together: bool
@@ -77,7 +77,7 @@ def try_many(client: Client, order: TryOrder) -> EvaluateResult:
     if sent is None or count < 1 or sent.layout.shapes != (("models", (count, layout.numel)),):
         found = sent and sent.layout.shapes
         raise WireError(f"order: expected models of {layout.numel} weights each, found {found}")
-    count_score(client, order, network.module)
+    count_score(client, order, network.module, lambda: None)
 
     def models() -> Iterator[nn.Module]:
         for row in sent.values.view(count, layout.numel):
@@ -113,7 +113,7 @@ def send_errors(client: Client, order: ErrorsOrder) -> ErrorsResult:
     """
     check_common_model(client, order.target)
     module = load(client, order.scope, order.target, order.weights).module
-    count_score(client, order, module)
+    count_score(client, order, module, lambda: None)
     seen = features(module, client.val_data.inputs).cpu()
     shapes = order.classifiers.layout.shapes
     if len(shapes) != 1 or shapes[0][1][1:] != (seen.shape[1] + 1,):

@@ -86,8 +86,8 @@ def message(content: bytes) -> None:
 def graph(content: bytes) -> None:
     """The text of a client's graph."""
     text = content.decode("utf-8", "surrogateescape")
-    read = Graph.from_json(text)
-    assert Graph.from_json(read.to_json()) == read
+    read = Graph.from_json(text, 2**28)
+    assert Graph.from_json(read.to_json(), 2**28) == read
 
 
 def method(content: bytes) -> None:

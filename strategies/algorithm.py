@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import get_annotations
-from statistics import fmean
 from typing import ClassVar, Literal
 
 import torch
@@ -22,11 +21,10 @@ from hyperbloom.common.config import RunConfig, Section, check
 from hyperbloom.common.errors import ConfigError, ModelError
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.methods import Method
-from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.tasks import CLASSIFICATION, Task, TaskSpec, make_task
-from hyperbloom.common.wire.orders import PRIVATE, REPLIES, EvaluateResult, Introduction, Refinement
+from hyperbloom.common.wire.orders import PRIVATE, REPLIES, Introduction, Refinement
 from hyperbloom.strategies.exchange import Client, Exchanges, Update, train
 from hyperbloom.strategies.turn import Evaluation, Turn
 
@@ -244,13 +242,3 @@ class Algorithm(ABC):
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from another run's `state`, whose clients have the first rows; ConfigError if it does not fit."""
         self.check_start(tensors)
-
-
-def rank_of(results: Iterable[EvaluateResult], metric: str) -> float | None:
-    """Return the mean of a metric over clients on validation examples, as a number that is larger for better ones.
-
-    It is None if the metric is defined for no client.
-    """
-    values = [value for result in results if (value := result.val.value(metric)) is not None]
-    scale = scale_of(metric)
-    return scale.sign * scale.factor * fmean(values) if values else None

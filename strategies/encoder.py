@@ -47,9 +47,10 @@ class ServerEncoder:
         return Weights(self.layout, self.gamma.detach())
 
     @property
-    def is_bounded(self) -> bool:
-        """Return whether the norm of its features is bounded, as for `encoder: private`."""
-        return "centre" in dict(self.layout.shapes)
+    def lacks_centre(self) -> bool:
+        """Return whether its features are bounded (`encoder: private`), and have no centre yet."""
+        centre = self.layout.views(self.gamma.detach()).get("centre")
+        return centre is not None and not centre.any()
 
     def step(self, gradients: Sequence[Tensor], clip: float) -> None:
         """Take one step of Adam along the sum of gradients `(Q,)`, clipped to a norm."""
@@ -77,11 +78,11 @@ class ServerEncoder:
         """
         descriptors = without_outliers(descriptors)
         deviation = descriptors.std(0)
-        if self.is_bounded:
+        views = self.layout.views(self.gamma.detach())
+        if "centre" in views:
             deviation = deviation.square().mean().sqrt().expand_as(deviation)
         # Without a floor, scaling would turn a dimension in which clients hardly differ into noise of rounding.
         deviation = deviation.clamp_min(max(1e-6, 0.1 * float(deviation.mean())))
-        views = self.layout.views(self.gamma.detach())
         views["tail.weight"].div_(deviation[:, None])
         views["tail.bias"].sub_(descriptors.mean(0)).div_(deviation)
         self.version = version_of(self.gamma)

@@ -205,13 +205,13 @@ class FedHeNN(_OverReference):
         """Ask clients for the kernels of this round's inputs; return factors `(rows, width)` by row."""
         rows = self.rows
         order = RepresentOrder(turn.scope, turn.target, self.reference, rows, self.draw(turn.number))
+        factors: dict[int, Tensor] = {}
 
         def check(client: Client, result: RepresentResult) -> None:
-            check_factor(result.factor, rows)
+            factors[client.row] = check_factor(result.factor, rows)
 
         wanted = Ask(clients, lambda some: [order] * len(some), check, size=rows * widest(rows), failed=self.failed)
-        answers = yield from ask(wanted)
-        return {client.row: check_factor(result.factor, rows) for client, result in answers}
+        return {client.row: factors[client.row] for client, _ in (yield from ask(wanted))}
 
 
 class FedHeNNHomogeneous(_OverReference, FedAvg):

@@ -6,8 +6,8 @@ https://arxiv.org/abs/1812.06127. The clients compute the term; the server avera
     client:  K = `local.steps` steps of SGD on f_i(w) + mu/2 |w - w_sent|^2
     server:  w <- sum_i n_i w_i / sum_i n_i
 
-The gradient of the term is added to that of the loss before clipping. With
-`mu: 0` it equals FedAvg to the bit. The paper's variable amounts of local work are not implemented.
+The gradient of the term is added to that of the loss before clipping. With `mu: 0` it equals FedAvg to the bit. The
+paper's variable amounts of local work are not implemented.
 """
 
 from pydantic import Field

@@ -31,16 +31,15 @@ from pydantic import Field
 from torch import Tensor
 
 from hyperbloom.common.config import Positive, Rate
-from hyperbloom.common.errors import CohortError, ConfigError, ModelError, RefusedError, WireError
+from hyperbloom.common.errors import ConfigError, ModelError, RefusedError, WireError
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import OWN, ModelSpec
-from hyperbloom.common.wire.orders import ALL_TYPES, Introduction, Refinement
+from hyperbloom.common.wire.orders import Introduction, Refinement
 from hyperbloom.strategies.algorithm import LARGEST_NETWORK, Algorithm, Recipe, Setting
-from hyperbloom.strategies.exchange import Client, Exchanges, Update
+from hyperbloom.strategies.exchange import Client, Update
 from hyperbloom.strategies.fedavg import average
 from hyperbloom.strategies.hypernetworks.graph import Target, average_parts, follow, split_parts
-from hyperbloom.strategies.turn import Turn
 
 MOST_TYPES = 512
 """Most layer types of one client; ResNet-152 has about 40."""
@@ -98,8 +97,6 @@ class _GraphStrategy(Algorithm):
             return set(disclosed_graph(about).types)
         if about.types is None:
             raise RefusedError("this run trains every client's own model; join with --model")
-        if about.types == ALL_TYPES:
-            return set()
         if len(about.types) > MOST_TYPES:
             raise RefusedError(f"expected at most {MOST_TYPES} layer types, found {len(about.types)}")
         try:
@@ -133,8 +130,8 @@ class _GraphStrategy(Algorithm):
         return {part: self.hypernetwork.read_part(part) for part in self.hypernetwork.parts()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        if tensors:
-            self.start_from(tensors)
+        """Restore all parts."""
+        self.start_from(tensors)
 
     def check_start(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse tensors that are not the parts of a graph hypernetwork."""
@@ -190,25 +187,9 @@ class GHN(_GraphStrategy):
     noise_at = ("client",)
     sums = True
 
-    def serves(self, about: Introduction, others: Iterable[Introduction]) -> None:
-        """Refuse a client that does not name its parts where masks or noise hide which of them it has changed."""
-        hidden = self.config.secure_aggregation or self.config.privacy.where == "client"
-        if hidden and about.types == ALL_TYPES and about.graph is None:
-            raise RefusedError("masks or noise hide which parts a client has trained; join with --disclose types")
-        super().serves(about, others)
-
     def recipe(self, number: int) -> Recipe:
         """Let the client's hypernetwork write its weights."""
         return replace(super().recipe(number), hypernetwork=self.settings.model_dump_json())
-
-    def round(self, turn: Turn) -> Exchanges[None]:
-        """Let the cohort train the parts. Raise a CohortError if no layer type is known."""
-        if not self.known_types:
-            raise CohortError(
-                "every client joined with --disclose all-types, and no layer type is known; let one that has the same "
-                "join with --disclose types, or start from a run that knows them (--init-from)"
-            )
-        yield from super().round(turn)
 
     def weights(self, clients: Sequence[Client]) -> list[Weights]:
         """Return for each client the parts that it needs; clients with equal needs share a vector."""
@@ -219,25 +200,17 @@ class GHN(_GraphStrategy):
         return [made[layout] for layout in layouts]
 
     def layout(self, client: Client) -> Layout:
-        """Return the layout of the shared part and of the client's layer types, or of all parts if it asks for them."""
-        wants_all = client.about.types == ALL_TYPES and client.about.graph is None
-        return self.hypernetwork.layout(self.known_types if wants_all else self.types_of(client.about))
+        """Return the layout of the shared part and of the client's layer types."""
+        return self.hypernetwork.layout(self.types_of(client.about))
 
     def learn(self, updates: Sequence[Update]) -> None:
         """Average each part over the clients that trained it, by number of training examples."""
-        replies = [(float(update.examples), _trained(update)) for update in updates]
+        replies = []
+        for update in updates:
+            assert update.layout is not None and update.returned is not None
+            replies.append((float(update.examples), split_parts(update.layout, update.returned)))
         for part, values in average_parts(replies).items():
             self.hypernetwork.load_part(part, values)
-
-
-def _trained(update: Update) -> dict[str, Tensor]:
-    """Return the parts that a client trained: all that it asked for or, if it asked for all, those that changed."""
-    assert update.layout is not None and update.returned is not None and update.sent is not None
-    parts = split_parts(update.layout, update.returned)
-    if update.client.about.types != ALL_TYPES:
-        return parts
-    sent = split_parts(update.layout, update.sent)
-    return {part: values for part, values in parts.items() if not torch.equal(values, sent[part])}
 
 
 class GHNServerOptions(GHNOptions):
@@ -256,8 +229,12 @@ class GHNServer(_GraphStrategy):
     noise_at = ("client",)
 
     def types_of(self, about: Introduction) -> set[LayerType]:
-        """Return the layer types of the client's graph."""
-        return set(disclosed_graph(about).types)
+        """Return the layer types of the client's graph; a RefusedError if `mode: linear` has too few places for it."""
+        graph = disclosed_graph(about)
+        most, found = self.settings.latent, max(map(len, graph.groups.values()))
+        if found > most and self.settings.mode == "linear":
+            raise RefusedError(f"expected at most {most} layers of one type (options.latent), found {found}")
+        return set(graph.types)
 
     @torch.no_grad()
     def weights(self, clients: Sequence[Client]) -> list[Weights]:

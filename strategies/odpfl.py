@@ -27,6 +27,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import Annotated, Literal
 
 import torch
@@ -37,11 +38,11 @@ from hyperbloom.common.config import Positive, Rate
 from hyperbloom.common.encoders import ENCODERS, FIT_CLIP, FIT_MOMENTUM, EncoderSpec, descriptor_layout
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.layout import Weights
+from hyperbloom.common.metrics import scale_of
 from hyperbloom.common.models import backbone_shape
 from hyperbloom.common.newcomers import SHARES, Expectation, expect
 from hyperbloom.common.wire import exchanges as wire
 from hyperbloom.common.wire.orders import TrainOrder, TrainResult
-from hyperbloom.strategies.algorithm import rank_of
 from hyperbloom.strategies.encoder import ServerEncoder
 from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, ask, draw, train
 from hyperbloom.strategies.hypernetworks import Hypernetwork
@@ -147,14 +148,14 @@ class ODPFL(PFedHN):
         if self.encoder.calibrated:
             return
         clients = draw(self.config.seed, 0, CALIBRATION, turn.candidates)
-        if self.encoder.is_bounded:
+        if self.encoder.lacks_centre:
             yield from self._describe(turn, clients, keep=False)
             if not self._descriptors:  # nobody answered; the next round tries again
                 return
             self.encoder.centre(torch.stack(list(self._descriptors.values())))  # of features, as the tail is fresh
             self._descriptors = {}
         yield from self._describe(turn, clients, keep=False)
-        self.encoder.calibrated = self.encoder.is_bounded or bool(self._descriptors)
+        self.encoder.calibrated = bool(self._descriptors)
         if len(self._descriptors) > 1:
             self.encoder.scale(torch.stack(list(self._descriptors.values())))
             self._descriptors = {}
@@ -179,8 +180,10 @@ class ODPFL(PFedHN):
         names = {client.client_id for client in trained}
         kept = yield from turn.score(trained, self._originals)
         others = {name: result for name, result in scores.items() if name not in names}
-        rank = rank_of([result for name, result in scores.items() if name in names], self.metrics[0])
-        return Evaluation(kept | others, rank=None if rank is None else (1, rank))
+        metric, scale = self.metrics[0], scale_of(self.metrics[0])
+        told = [scores[name].val.value(metric) for name in names & scores.keys()]
+        values = [value for value in told if value is not None]
+        return Evaluation(kept | others, (1, scale.sign * scale.factor * fmean(values)) if values else None)
 
     def personal(self, clients: Sequence[Client]) -> list[Weights]:
         """Return weights from embeddings in phase 1, otherwise from descriptors."""
@@ -235,7 +238,6 @@ class ODPFL(PFedHN):
         dim = self.encoder.spec.dim
         order = wire.DescribeOrder(
             run_id=turn.scope.run_id,
-            round=turn.number,
             encoder=self.options.encoder,
             dim=dim,
             version=self.encoder.version,

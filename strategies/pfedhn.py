@@ -369,8 +369,9 @@ class PFedHN(Algorithm):
         found = tensors["embeddings"].shape[1]
         if self.options.descriptor == "learned":
             self.make(found)
-        if self.learner.table.dim != found:
-            raise ConfigError(f"options.embedding_dim: expected {found} of init_from, found {self.learner.table.dim}")
+        elif self.learner.table.dim != found:
+            shares = f"the shares of {self.learner.table.dim} classes"
+            raise ConfigError(f"options.descriptor: expected {found} numbers each, as in init_from, found {shares}")
         try:
             self.learner.load(tensors, with_momentum=False)
         except RuntimeError as error:

@@ -98,8 +98,9 @@ class Newcomer:
         offer.weights.check(encoder_layout(EncoderSpec(offer.encoder, shape, offer.dim)), torch.float32)
         self.share = dict(zip(offer.sizes, offer.shares, strict=False)).get(self.size, 1.0)
         log.info("before anything is sent: %s", offer.expected)
+        tokens = vocabulary(models.blank(self._spec(offer)))  # refuses a huge network, too
         inputs = self.sources.inputs(offer)
-        check_tokens("--backbone", vocabulary(models.blank(self._spec(offer))), inputs)
+        check_tokens("--backbone", tokens, inputs)
         descriptor = self._encoded(offer, inputs) if self.share else torch.zeros(offer.dim)
         self._offer, self._inputs = offer, inputs
         self._sent = Description(self.size, offer.encoder_version, Weights(descriptor_layout(offer.dim), descriptor))

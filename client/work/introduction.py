@@ -24,7 +24,7 @@ from hyperbloom.common.reasons import Reason
 from hyperbloom.common.secrecy.keys import server_of
 from hyperbloom.common.secrecy.noise import noise
 from hyperbloom.common.tasks import Task
-from hyperbloom.common.wire.orders import ALL_TYPES, ASKS, Greeting, Introduction, Notice
+from hyperbloom.common.wire.orders import ASKS, Greeting, Introduction, Notice
 
 log = logging.getLogger("hyperbloom.client")
 
@@ -130,7 +130,7 @@ def describe_model(
     graph = own_graph(spec)
     if asks == "graph":
         return None, graph.to_json() if disclosure == "graph" else None
-    return ALL_TYPES if disclosure == "all-types" else tuple(map(str, graph.types)), None
+    return tuple(map(str, graph.types)), None
 
 
 def take_notice(client: Client, notice: Notice) -> Notice:

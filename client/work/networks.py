@@ -12,12 +12,13 @@ from torch import nn
 
 from hyperbloom.client.work.client import Client
 from hyperbloom.client.work.features import Tail, on_features, tail_of
-from hyperbloom.client.work.own_network import Parts, make_network, ordered_parts, own_graph
+from hyperbloom.client.work.own_network import make_network, ordered_settings, own_graph
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
 from hyperbloom.common import models
 from hyperbloom.common.data import Examples
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.files.storage import FileState, file_state
+from hyperbloom.common.graphs import Settings
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models.parts import features
 from hyperbloom.common.wire.orders import PRIVATE, Scope, Target
@@ -26,8 +27,6 @@ LOADED_NETWORKS = 32
 """Most networks that one process keeps in memory of each kind; an own model with its hypernetwork is one."""
 LARGE_NETWORK = 10_000_000
 """Parameters of a network beside which none that was loaded before is kept."""
-MOST_PARAMETERS = 2**29
-"""Of a network that the server chooses: as many as a message can carry."""
 
 Holder = tuple[Client, str, FileState, tuple[int, ...]]
 
@@ -125,7 +124,7 @@ def loaded_network(client: Client, target: Target, weights: Weights | None) -> L
         if target.hypernetwork is None and client.settings.disclose != "graph":
             raise WireError("order: for weights of a model whose graph this client does not disclose")
         with client.hide_own_model():
-            return _own_network(own, ordered_parts(own, target, weights), client.device)
+            return _own_network(own, ordered_settings(own, target, weights), client.device)
     if target.private == "all" and client.own is not None:  # nothing travels, so the client chooses
         return _network_alone(client, client.own, target)
     spec = spec_of(client, target)
@@ -185,8 +184,6 @@ def _make_room(parameters: int) -> None:
 @lru_cache(LOADED_NETWORKS)
 def _network(spec: models.ModelSpec, private: str, device: torch.device) -> Loaded:
     full = models.full_layout(spec)
-    if spec.is_new and full.numel > MOST_PARAMETERS:  # measured without taking memory: the server may lie
-        raise WireError(f"order: expected a network of at most {MOST_PARAMETERS:,} parameters, found {full.numel:,}")
     _make_room(full.numel)
     module = models.blank(spec).to(device)
     shared = {"head": models.body_layout(spec), "body": models.head_layout(spec), "all": Layout(())}.get(private, full)
@@ -203,8 +200,8 @@ def _network(spec: models.ModelSpec, private: str, device: torch.device) -> Load
 
 
 @lru_cache(LOADED_NETWORKS)
-def _own_network(spec: models.ModelSpec, parts: Parts | None, device: torch.device) -> Loaded:
-    made = make_network(spec, parts, device)
+def _own_network(spec: models.ModelSpec, settings: Settings | None, device: torch.device) -> Loaded:
+    made = make_network(spec, settings, device)
     _make_room(made.shared.layout.numel + made.personal.layout.numel)
     return Loaded(made.module, made.shared, made.personal, own_graph(spec).head)
 

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from hyperbloom.client.work.sgd import FlatPart, Network
 from hyperbloom.common.errors import ModelError, WireError
-from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
+from hyperbloom.common.graphs import Graph, GraphHypernetwork, Settings, trace
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import ModelSpec, build_own, own_tensors
 from hyperbloom.common.wire.orders import Target
@@ -28,45 +28,31 @@ def own_graph(spec: ModelSpec) -> Graph:
         return trace(build_own(spec), spec.input_shape)
 
 
-Parts = tuple[Settings, tuple[LayerType, ...]]
-"""What a client's copy of the hypernetwork is made of: its settings, and the types of the parts that it has."""
-
-
-def ordered_parts(spec: ModelSpec, target: Target, weights: Weights | None) -> Parts | None:
+def ordered_settings(spec: ModelSpec, target: Target, weights: Weights | None) -> Settings | None:
     """Return what an order says of the hypernetwork for an own model, None without one; WireError if it is unfit."""
     if target.hypernetwork is None:
         return None
     if weights is None:
         raise WireError("order: expected parts of the hypernetwork, found none")
-    arrived = {LayerType.parse(part) for part in {part_of(name) for name, _ in weights.layout.shapes} - {SHARED}}
     settings = Settings.from_wire(target.hypernetwork, "order: hypernetwork")
-    # In mode `linear` types without parameters have empty parts, which do not travel.
-    needed = set(own_graph(spec).types)
-    missing = [str(layer) for layer in needed - arrived if layer.roles or settings.mode != "linear"]
-    if missing:
-        raise WireError("order: the server has no part of the hypernetwork for a layer type of this client's model")
-    types = tuple(sorted(needed | arrived, key=str))
     # Compare the order with the weights that arrived before allocating memory for what it describes.
     try:
-        sketch = GraphHypernetwork.sketch(types, settings, weights.layout.numel)
+        sketch = GraphHypernetwork.sketch(own_graph(spec).types, settings, weights.layout.numel)
     except ModelError as error:
         raise WireError(f"order: {error}") from None
     weights.check(Layout.of(sketch), torch.float32)
-    return settings, types
+    return settings
 
 
-def make_network(spec: ModelSpec, parts: Parts | None, device: torch.device) -> Network:
-    """Build a client's own model on a device, with weights that arrive or that a hypernetwork of `parts` generates."""
+def make_network(spec: ModelSpec, settings: Settings | None, device: torch.device) -> Network:
+    """Build a client's own model on a device, with weights that arrive or that a hypernetwork of `settings` writes."""
     graph, nothing = own_graph(spec), Layout(())
     with torch.random.fork_rng(devices=[]):
         network = build_own(spec).to(device)
-    if parts is None:
+    if settings is None:
         return Network(network, FlatPart(network, graph.layout), FlatPart(network, nothing))
-    settings, types = parts
-    hypernetwork = GraphHypernetwork(types, settings, seed=None).to(device)
-    shared, used = FlatPart(hypernetwork, Layout.of(hypernetwork)), {SHARED, *map(str, graph.types)}
-    gradients = shared.layout.views(shared.gradient)
-    shared.frozen += [gradient for name, gradient in gradients.items() if part_of(name) not in used]
+    hypernetwork = GraphHypernetwork(graph.types, settings, seed=None).to(device)
+    shared = FlatPart(hypernetwork, Layout.of(hypernetwork))
     return Network(Generated(hypernetwork, graph, network), shared, FlatPart(network, nothing))
 
 

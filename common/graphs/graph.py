@@ -27,8 +27,6 @@ MAX_NODES = 2048
 MAX_EDGES = 8192
 MAX_NAME = 200
 MAX_TEXT = 4_000_000
-MAX_PARAMETERS = 2**28
-"""Most parameters of a graph unless a caller allows fewer. VGG-11 has half as many."""
 
 
 def _printable(name: str) -> str:
@@ -114,7 +112,7 @@ class Graph:
         return inputs
 
     @classmethod
-    def from_json(cls, text: str, max_parameters: int = MAX_PARAMETERS) -> "Graph":
+    def from_json(cls, text: str, max_parameters: int) -> "Graph":
         """Read the JSON of `to_json` from an untrusted sender, for layers of at most `max_parameters`.
 
         Raises:

@@ -110,11 +110,12 @@ class GraphHypernetwork(nn.Module):
 
     @staticmethod
     def sketch(types: Iterable[LayerType], settings: Settings, most: int) -> "GraphHypernetwork":
-        """Return a hypernetwork without values, on torch's meta device; ModelError beyond `most` parameters."""
+        """Return a hypernetwork without values, on torch's meta device; ModelError for over `most` parameters."""
         types = list(types)
-        # Check in Python first, because products of the lengths may overflow torch's integers.
+        # Count what it writes first, in Python, because products of the lengths may overflow torch's integers. `tile`
+        # makes the hypernetwork smaller than that, the other settings at most 4096 times larger.
         numel = sum(layer.numel for layer in types)
-        if numel <= most:
+        if numel <= 2**40:
             with torch.device("meta"):
                 made = GraphHypernetwork(types, settings, seed=None)
             numel = sum(parameter.numel() for parameter in made.parameters())

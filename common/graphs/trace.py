@@ -155,7 +155,7 @@ class _Builder:
                 "this one is never used. Remove it"
             )
         nodes = tuple(Node(*pair) for pair in zip(self.types, self.parameters, strict=True))
-        return Graph(nodes, tuple(self.edges), tuple(name for name in self.names.values() if name in self.owned))
+        return Graph(nodes, tuple(self.edges), tuple(self.names.values()))
 
     def _take(self, node: fx.Node) -> None:
         # Collect arguments in a list to keep repeated ones, as in x + x. `all_input_nodes` drops them.

@@ -30,6 +30,9 @@ OWN = "own"
 """Name of the client's own model in an order. The server does not know its real name."""
 BACKBONE = "backbone"
 """Name, in an order, of the pretrained network that each client has on its own disk."""
+MOST_PARAMETERS = 2**29
+"""Of a network whose form a server chooses: as many as a message can carry."""
+
 MOST_BACKBONES = 8
 """Most networks of which one process keeps what is frozen."""
 
@@ -131,7 +134,13 @@ def build_own(spec: ModelSpec) -> nn.Module:
 
 
 def blank(spec: ModelSpec) -> nn.Module:
-    """Build the network for values from elsewhere; what does not travel, as random buffers, is equal everywhere."""
+    """Build the network for values from elsewhere; what does not travel, as random buffers, is equal everywhere.
+
+    Raises:
+        ModelError: it has more than `MOST_PARAMETERS`.
+    """
+    if spec.is_new and (found := full_layout(spec).numel) > MOST_PARAMETERS:  # measured without taking memory
+        raise ModelError(f"expected a network of at most {MOST_PARAMETERS:,} parameters, found {found:,}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return build(spec)

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from hyperbloom.common.data import laid_out
 from hyperbloom.common.errors import ModelError, describe
@@ -53,6 +54,8 @@ def _built(factory: Callable[..., object], name: str, input_shape: tuple[int, ..
         raise ModelError(f"{name}: expected a network with parameters that learn, found none")
     if odd := {each.dtype for each in module.parameters()} - {torch.float32}:
         raise ModelError(f"{name}: expected parameters in float32, and all else as buffers, found {odd.pop()}")
+    if any(isinstance(each, _InstanceNorm) and each.track_running_stats for each in module.modules()):
+        raise ModelError(f"{name}: expected instance norms without running statistics, which nothing keeps")
     check_logits(module, name, input_shape, num_classes)
     return module
 

@@ -71,7 +71,6 @@ class DescribeOrder(Order, message_type="train.describe", answer=DescribeResult)
     """
 
     run_id: str
-    round: int
     encoder: str
     dim: int
     version: str

@@ -26,8 +26,6 @@ from hyperbloom.common.tasks import CLASSIFICATION, TaskSpec
 
 ASKS = ("own", "types", "graph")
 """What a strategy must know of clients' own models: only that they exist, their layer types, or their graphs."""
-ALL_TYPES = ("all",)
-"""`Introduction.types` of a client that gets all parts of the hypernetwork, to hide which ones it uses."""
 PRIVATE = ("none", "head", "body", "all", "copy")
 """The part of the target network that stays on the client: nothing, the head, all but the head, or everything. With
 'copy' all weights travel, and the client also keeps a private model of the same shapes. Training orders then need a
@@ -122,11 +120,8 @@ class Order:
     message_type: ClassVar[str]
     answer: ClassVar[type]
 
-    def __init_subclass__(cls, message_type: str | None = None, answer: type | None = None) -> None:
-        if message_type is not None:
-            cls.message_type = message_type
-        if answer is not None or not hasattr(cls, "answer"):
-            cls.answer = answer or cls
+    def __init_subclass__(cls, message_type: str, answer: type | None = None) -> None:
+        cls.message_type, cls.answer = message_type, answer or cls
 
 
 @dataclass(frozen=True)
@@ -145,7 +140,7 @@ class Introduction:
         token: a secret that the client made, by which the server recognises it.
         size: size of the target network that it can run: S, M or L.
         class_shares: shares of the classes; empty unless the client's user chose to disclose them.
-        types: layer types of its own model in sorted order, or `ALL_TYPES`; () means only that there is one.
+        types: layer types of its own model in sorted order; () means only that there is one.
         graph: graph of its own model, if the server asks and the user chose to disclose it.
         has_reference: whether the client has the reference set of the greeting; None if the greeting names none.
         divisor: divisor of stored numbers, before `mean` and `std` normalise the channels.

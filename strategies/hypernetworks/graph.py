@@ -98,7 +98,7 @@ class _Jacobian:
         self.weights, self.parameters = weights, parameters
         # Double backward: `J^T u` is linear in u, so its derivative along x gives `J x`.
         self.dummy = torch.zeros_like(weights, requires_grad=True)
-        self.pulled = torch.autograd.grad(weights, parameters, self.dummy, create_graph=True, materialize_grads=True)
+        self.pulled = torch.autograd.grad(weights, parameters, self.dummy, create_graph=True, allow_unused=True)
 
     def transposed(self, values: Tensor) -> Sequence[Tensor]:
         """Return `J^T values`, by parameter."""
@@ -106,7 +106,7 @@ class _Jacobian:
 
     def times(self, direction: Sequence[Tensor]) -> Tensor:
         """Return `J direction`, `(P,)`."""
-        used = [(one, by) for one, by in zip(self.pulled, direction, strict=True) if one.requires_grad]
+        used = [(one, by) for one, by in zip(self.pulled, direction, strict=True) if one is not None]
         outputs, along = zip(*used, strict=True)
         (moved,) = torch.autograd.grad(outputs, self.dummy, along, retain_graph=True)
         return moved

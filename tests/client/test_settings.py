@@ -158,7 +158,7 @@ def test_every_setting_is_in_the_round_trip_above() -> None:
     [
         ({"partitons": 3}, "node config: unknown key 'partitons'"),
         ({"max-size": 3}, "node config: unknown key 'max-size'"),
-        ({"disclose": "it"}, "node config: disclose: expected 'types', 'all-types' or 'graph', found 'it'"),
+        ({"disclose": "it"}, "node config: disclose: expected 'types' or 'graph', found 'it'"),
         (
             {"disclose-class-shares": "false"},
             "node config: disclose-class-shares: expected a valid boolean, found 'false'",

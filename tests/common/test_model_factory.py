@@ -57,6 +57,10 @@ def ten(input_shape, num_classes):
 def narrow(input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(5, num_classes))
 
+def styled(input_shape, num_classes):
+    norm = nn.InstanceNorm2d(input_shape[0], track_running_stats=True)
+    return nn.Sequential(norm, nn.Flatten(), nn.Linear(12, num_classes))
+
 def no_arguments():
     return good((3, 2, 2), 4)
 
@@ -188,6 +192,7 @@ def test_the_network_is_as_the_factory_made_it() -> None:
         ("own_models:fixed", "own_models:fixed: expected a network with parameters that learn, found none"),
         ("own_models:ten", "own_models:ten: expected logits of shape (2, 4) for 2 inputs, found shape (2, 10)"),
         ("own_models:Two", "own_models:Two: expected logits of shape (2, 4) for 2 inputs, found tuple of 2"),
+        ("own_models:styled", "own_models:styled: expected instance norms without running statistics"),
         ("own_models:narrow", "own_models:narrow: fails on inputs of shape (3, 2, 2): RuntimeError: "),
     ],
 )

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from hyperbloom.client.work.own_network import own_graph
-from hyperbloom.common.config import LocalConfig, PrivacyConfig, RunConfig
-from hyperbloom.common.errors import CohortError, ConfigError, RefusedError
+from hyperbloom.common.config import LocalConfig, RunConfig
+from hyperbloom.common.errors import ConfigError, RefusedError, attempt
 from hyperbloom.common.graphs import SHARED, Graph, GraphHypernetwork, LayerType, Settings, part_of, trace
 from hyperbloom.common.models import ModelSpec
 from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Introduction, Refinement, TrainOrder
@@ -344,48 +344,6 @@ def test_a_part_that_nobody_trained_stays_as_it_was(tmp_path: Path) -> None:
         assert {part for part in before if torch.equal(before[part], after[part])} == set(before) - trained
 
 
-def everything_federation(run: RunConfig, folder: Path) -> Inline:
-    """Return a federation whose first client wants all parts instead of telling its layer types."""
-    first, *others = digits_settings(run, folder)
-    return Inline(run, digits_grid([replace(first, disclose="all-types"), *others])).join()
-
-
-def test_a_client_can_have_all_parts_and_weighs_only_on_those_that_it_uses(tmp_path: Path) -> None:
-    local = LocalConfig(steps=3, batch_size=16, learning_rate=0.05, weight_decay=0.1)
-    run = config(models=("plain-4", "mlp", "plain-4"), local=local)
-    told, silent = digits_federation(run, tmp_path / "told"), everything_federation(run, tmp_path / "silent")
-    everything = set(silent.algorithm.hypernetwork.parts())
-    assert everything == set(told.algorithm.hypernetwork.parts())
-    told.run()
-    silent.run()
-    assert [each.types for each in silent.grid.answers(Greeting) if each.client_id == "client-0"] == [("all",)]
-    orders, replies = (silent.grid.fields(TrainOrder, orders=asked) for asked in (True, False))
-    assert parts_in(orders[0]["tensors"]) == parts_in(replies[0]["tensors"]) == everything
-    assert parts_in(orders[1]["tensors"]) < everything
-    for part, values in told.state().items():
-        torch.testing.assert_close(silent.state()[part], values, rtol=0, atol=1e-6)
-
-
-def test_a_run_in_which_nobody_tells_a_layer_type_does_not_start(tmp_path: Path) -> None:
-    run = config(models=("plain-4", "mlp"), clients=2, cohort=2)
-    silent = [replace(each, disclose="all-types") for each in digits_settings(run, tmp_path)]
-    with pytest.raises(CohortError, match=r"^every client joined with --disclose all-types.*--init-from\)$"):
-        Inline(run, digits_grid(silent)).join().run()
-    known = GraphHypernetwork([*PLAIN.types, *MLP.types], Settings(**SMALL))  # type: ignore[arg-type]
-    initial = {part: known.read_part(part) for part in known.parts()}
-    history, _ = Inline(run, digits_grid(silent), initial=initial).join().run()
-    assert history.cohorts == [["client-0", "client-1"]]
-
-
-def test_a_client_that_wants_all_parts_says_if_its_own_is_not_among_them(tmp_path: Path) -> None:
-    run = config(models=("mlp", "plain-4", "plain-4"))
-    history, _ = everything_federation(run, tmp_path).run()
-    assert history.cohorts == [["client-1", "client-2"]]
-    assert texts(history.rounds[0])["client-0"].endswith(
-        "order: the server has no part of the hypernetwork for a layer type of this client's model"
-    )
-
-
 def test_clients_of_equal_needs_share_one_vector() -> None:
     abouts = [own(f"c{row}", types=tuple(map(str, graph.types))) for row, graph in enumerate((PLAIN, MLP, DEEP))]
     made = joined(config(models=()), *abouts)
@@ -485,6 +443,36 @@ def test_the_size_is_measured_once_for_each_model_however_many_clients_have_it(m
     assert measured == [1, 2, 3] * 2
 
 
+@pytest.mark.parametrize("strategy", ["ghn", "ghn-server"])
+def test_a_hypernetwork_may_be_smaller_than_what_it_writes(strategy: str, tmp_path: Path) -> None:
+    """As `tile` makes it; the limits are on the hypernetwork."""
+    options = {"tile": 8, "hidden": 2, "latent": 8, "layers": 1, "max_parameters": 14_000}
+    disclose = "graph" if strategy == "ghn-server" else "types"
+    run = config(strategy, options=options, models=("mlp",) * 3, sizes=("L",), clients=2, cohort=2)
+    settings = [replace(each, disclose=disclose) for each in digits_settings(run, tmp_path)]
+    federation = Inline(run, digits_grid(settings)).join()
+    history, _ = federation.run()
+    hypernetwork = federation.algorithm.hypernetwork
+    assert (
+        sum(each.numel() for each in hypernetwork.parameters())
+        < 14_000
+        < own_graph(ModelSpec("mlp", "L", (1, 8, 8), 10)).layout.numel
+    )
+    assert history.cohorts == [["client-0", "client-1"]]
+
+
+def test_a_graph_with_more_layers_of_a_type_than_linear_has_places_is_refused() -> None:
+    """Nobody else has to suffer: `weights` of a cohort would fail."""
+    deep = own_graph(ModelSpec("plain-7", "S", (1, 8, 8), 10))
+    most = max(map(len, deep.groups.values()))
+    for latent in (most, most - 1):
+        made = make_algorithm(config("ghn-server", models=(), options=LINEAR | {"latent": latent}))
+        refused = attempt(made.serves, own("a", graph=deep.to_json()), [])
+        assert str(refused) == (
+            "None" if latent == most else f"expected at most {latent} layers of one type (options.latent), found {most}"
+        )
+
+
 def test_a_graph_that_is_not_asked_for_is_not_told(tmp_path: Path) -> None:
     run = config()
     settings = [replace(each, disclose="graph") for each in digits_settings(run, tmp_path)]
@@ -528,17 +516,6 @@ def test_an_own_model_is_refused_where_the_server_chooses(tmp_path: Path) -> Non
 def test_what_cannot_work_is_told_before_anything_starts(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_run(config(**changes), uses_data_section=True)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"secure_aggregation": True}, {"privacy": PrivacyConfig(where="client")}], ids=["masks", "noise"]
-)
-def test_who_wants_all_parts_must_show_which_of_them_it_has_changed(changes: dict[str, Any]) -> None:
-    """Noise changes every part, so the parts that a client has not trained would be averaged as trained."""
-    about = introduction("client-0", types=("all",))
-    make_algorithm(config()).serves(about, [])
-    with pytest.raises(RefusedError, match="hide which parts a client has trained; join with --disclose types"):
-        make_algorithm(config(**changes)).serves(about, [])
 
 
 @pytest.mark.parametrize(("schedule", "rate"), [("constant", 0.05), ("cosine", 0.025)])

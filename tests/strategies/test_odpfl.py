@@ -459,6 +459,24 @@ def test_an_encoder_is_calibrated_in_the_next_round_if_nobody_answers_now(
     assert not torch.equal(made.encoder.gamma, fresh) and made.encoder.calibrated
 
 
+def test_an_encoder_whose_second_calibration_nobody_answers_is_scaled_in_the_next_round(
+    tmp_path: Path, doubles: None
+) -> None:
+    """The encoder for privacy takes two exchanges, and its centre must not be set twice."""
+    whole, made = (joined(config(options={"encoder": "private"}), *map(introduction, "abc")) for _ in range(2))
+    clients, asked = Clients("abc", tmp_path), list[str]()
+    play(whole._calibrate(turn(whole)), clients.answer)
+
+    def answer(name: str, order: Any) -> Any:
+        asked.append(name)
+        return clients.answer(name, order) if len(asked) <= 3 else Failed(Reason.FAILED, "busy")
+
+    play(made._calibrate(turn(made)), answer)
+    assert not made.encoder.calibrated and len(asked) == 6
+    assert asked_of(made._calibrate(turn(made, 2)), clients.answer) == [(name, "train.describe") for name in "abc"]
+    assert made.encoder.calibrated and torch.equal(made.encoder.gamma, whole.encoder.gamma)
+
+
 # ---------------------------------------------------------------------- two phases
 
 

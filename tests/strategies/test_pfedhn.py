@@ -731,6 +731,10 @@ def test_a_run_of_novel_clients_goes_on_from_its_checkpoint_with_the_same_rows_f
     ("options", "text"),
     [
         ({"hidden_dim": 16, "embedding_dim": 3}, "options.embedding_dim: expected 1 of init_from, found 3"),
+        (
+            {"hidden_dim": 16, "descriptor": "class-shares"},
+            "options.descriptor: expected 1 numbers each, as in init_from, found the shares of 10 classes",
+        ),
         ({"hidden_dim": 17}, r"init_from: its hypernetwork is of another shape .*\[3760, 16\]"),
         ({"hidden_dim": 16, "hidden_layers": 2}, "init_from: its hypernetwork is of another shape"),
     ],

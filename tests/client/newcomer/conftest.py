@@ -8,4 +8,4 @@ from hyperbloom.common.files import export
 @pytest.fixture
 def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no ONNX file: it takes seconds, and has its own tests."""
-    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    monkeypatch.setattr(export, "HAS_ONNX", False)

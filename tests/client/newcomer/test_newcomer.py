@@ -15,7 +15,7 @@ from hyperbloom.client.newcomer.newcomer import DECLINED, Newcomer
 from hyperbloom.client.newcomer.sources import Sources
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.encoders import version_of
-from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, RefusedError, WireError
+from hyperbloom.common.errors import ConfigError, DataError, HyperbloomError, ModelError, RefusedError, WireError
 from hyperbloom.common.files.export import read_model
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest, backbone_shape, build, full_layout
@@ -201,10 +201,11 @@ def test_an_offer_of_huge_inputs_is_declined_before_the_data_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Sources, "inputs", lambda sources, offer: pytest.fail("read"))
-    for more in ({"input_shape": (3, 10_000, 10_000)}, {"dim": 2**28, "sizes": ("S",), "shares": (0.0,)}):
+    huge_dim = {"dim": 2**28, "sizes": ("S",), "shares": (0.0,)}
+    for more in ({"input_shape": (3, 10_000, 10_000)}, huge_dim, {"num_classes": 10**9}):
         one = newcomer(tmp_path)
         assert one.describe(replace(offer(), **more)) == DECLINED  # type: ignore[arg-type]
-        assert isinstance(one.failure, WireError)
+        assert isinstance(one.failure, WireError | ModelError)
 
 
 def test_the_delivered_model_becomes_a_folder_whose_card_says_what_was_sent(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def weights(module: Encoder) -> Weights:
 
 def describing(module: Encoder, keep: bool = True, **changes: Any) -> DescribeOrder:
     sent = weights(module)
-    return replace(DescribeOrder("run-1", 1, "dss", DIM, version_of(sent.values), keep, sent), **changes)
+    return replace(DescribeOrder("run-1", "dss", DIM, version_of(sent.values), keep, sent), **changes)
 
 
 def asking_back(version: str, gradient: Tensor) -> BackpropOrder:
@@ -201,7 +201,7 @@ def test_a_worker_describes_its_training_examples_and_no_label(make_worker: Call
     torch.manual_seed(0)
     module = build_encoder(spec)
     sent = Weights(Layout.of(module), Layout.of(module).flatten(dict(module.named_parameters())))
-    order = DescribeOrder("run-1", 1, "deepset", DIM, version_of(sent.values), True, sent)
+    order = DescribeOrder("run-1", "deepset", DIM, version_of(sent.values), True, sent)
     told = worker.answer(order)
     assert torch.allclose(told.weights.values, module(worker.train_data.inputs))
     object.__setattr__(worker.train_data, "labels", worker.train_data.labels.flip(0) * 0)

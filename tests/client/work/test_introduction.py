@@ -39,8 +39,6 @@ def worker(tmp_path: Path) -> Worker:
         ("types", "own", "that there is one"),
         ("types", "types", "types"),
         ("types", "graph", "nothing"),
-        ("all-types", "types", "all"),
-        ("all-types", "graph", "nothing"),
         ("graph", "own", "that there is one"),
         ("graph", "types", "types"),
         ("graph", "graph", "graph"),
@@ -51,7 +49,6 @@ def test_no_more_is_told_than_was_asked_for_and_allowed(disclose: Any, asks: str
         "nothing": (None, None),
         "that there is one": ((), None),
         "types": (tuple(map(str, GRAPH.types)), None),
-        "all": (("all",), None),
         "graph": (None, GRAPH.to_json()),
     }
     assert describe_model(SPEC, disclose, asks) == expected[told]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from figures.pfedme import Moreau
 from hyperbloom.client.work import networks
-from hyperbloom.common.errors import WireError
+from hyperbloom.common import models
+from hyperbloom.common.errors import ModelError
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.models import MODELS, ModelInfo, ModelSpec, build, head_layout
 from hyperbloom.common.wire.orders import Scope
@@ -70,10 +71,10 @@ def test_a_delta_of_the_head_is_against_the_head_that_was_sent(make_worker: Make
 def test_a_network_beyond_all_messages_is_refused_before_memory_is_taken(
     make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(networks, "MOST_PARAMETERS", FULL.numel)
+    monkeypatch.setattr(models, "MOST_PARAMETERS", FULL.numel)
     made = []
     monkeypatch.setattr(networks, "FlatPart", lambda module, layout: made.append(module))
-    with pytest.raises(WireError, match=r"^order: expected a network of at most [\d,]+ parameters, found [\d,]+$"):
+    with pytest.raises(ModelError, match=r"^expected a network of at most [\d,]+ parameters, found [\d,]+$"):
         make_worker("client-0").answer(evaluate_order(adapt="generated:k=9,h=9"))
     assert made == []
 

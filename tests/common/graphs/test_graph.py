@@ -50,7 +50,7 @@ def test_the_table_shows_nodes_edges_and_owners() -> None:
 def test_the_text_of_a_graph_comes_back_as_the_graph() -> None:
     text = GRAPH.to_json()
     assert "\n" not in text
-    again = Graph.from_json(text)
+    again = Graph.from_json(text, 2**28)
     assert again == GRAPH
     assert again.to_json() == text
     assert again.digest == GRAPH.digest
@@ -172,7 +172,7 @@ ORDER: list[Any] = json.loads(GRAPH.to_json())["order"]
 )  # fmt: skip
 def test_hostile_graphs_are_refused(text: str, message: str) -> None:
     with pytest.raises(WireError) as caught:
-        Graph.from_json(text)
+        Graph.from_json(text, 2**28)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1000
@@ -181,13 +181,13 @@ def test_hostile_graphs_are_refused(text: str, message: str) -> None:
 def test_a_long_text_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_TEXT", 10)
     with pytest.raises(WireError, match=r"^graph: expected at most 10 characters, found "):
-        Graph.from_json(GRAPH.to_json())
+        Graph.from_json(GRAPH.to_json(), 2**28)
 
 
 def test_one_graph_is_one_text() -> None:
     """The server keeps the text of each client; blanks would fill its memory."""
     with pytest.raises(WireError, match=r"^graph: expected the text that to_json writes$"):
-        Graph.from_json(GRAPH.to_json() + " ")
+        Graph.from_json(GRAPH.to_json() + " ", 2**28)
 
 
 def test_the_server_sets_how_many_parameters_it_takes() -> None:

@@ -228,7 +228,7 @@ def proposed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         ("flower-server --config r", {"file,r"}),
         ("flower-server watch r", {"dir,r"}),
         ("flower-client --key w", {"file,w"}),
-        ("flower-client --disclose ", {"plain,types", "plain,all-types", "plain,graph"}),
+        ("flower-client --disclose ", {"plain,types", "plain,graph"}),
         ("flower-client keygen --o", {"plain,--out"}),
     ],
 )

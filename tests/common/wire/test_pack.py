@@ -132,7 +132,7 @@ MESSAGES: list[Any] = [
     ReferenceResult("5ec2e7"),
     RepresentOrder(SCOPE, Target("mlp", 10, "all"), "5ec2e7", 20, 2**62),
     RepresentResult(Weights(Layout((("factor", (4, 2)),)), VALUES)),
-    DescribeOrder("run-1", 3, "deepset", 2, "0a1b", True, Weights(TWO, VALUES)),
+    DescribeOrder("run-1", "deepset", 2, "0a1b", True, Weights(TWO, VALUES)),
     DescribeResult("0a1b", Weights(ONE, VALUES[:3])),
     BackpropOrder("run-1", "deepset", 2, "0a1b", Weights(ONE, VALUES[:3])),
     BackpropResult("0a1b", Weights(TWO, VALUES)),
