@@ -161,7 +161,7 @@ class RunConfig(Section):
     join_timeout_s: Annotated[float, Field(gt=0, le=1e9)] = Field(600.0, description="seconds to wait for clients")
     round_timeout_s: Rate = Field(300.0, description="seconds after which an exchange goes on without missing replies")
     min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="fraction of the cohort that must answer by then, or the round is dropped"
+        0.0, description="by rounds: fraction of the cohort that must answer by then, or the round is dropped"
     )
     examples_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         100.0, description="averages: most examples that a client counts for, in units of the cohort's median"
@@ -259,8 +259,9 @@ def check(section: type[SectionT], values: Mapping[str, Any] | str, where: str) 
             raise ConfigError(f"{key}: unknown key in {where}.{_suggest(section, details['loc'])}") from None
         if not key:  # no JSON, or no keys and values
             raise ConfigError(f"{where}: {details['msg']}") from None
-        expected = re.sub(r"^Input should be ", "", details["msg"])
-        raise ConfigError(f"{key}: expected {expected}, found {details['input']!r} in {where}") from None
+        said = re.sub(r"^Input should be ", "expected ", details["msg"])
+        said = said if said.startswith("expected ") else said[:1].lower() + said[1:]
+        raise ConfigError(f"{key}: {said}, found {details['input']!r} in {where}") from None
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -41,7 +41,7 @@ def print_catalogue(console: Console, as_json: bool) -> None:
 def print_keys(console: Console, strategy: str) -> None:
     """Print every key of a run, default and meaning, with the options of `strategy`; ConfigError if there is none."""
     kind = find_strategy(strategy, "--explain")
-    console.print(f"[bold]{strategy}[/]: {_first_line(kind.__doc__)}\n")
+    console.print(f"[bold]{strategy}[/]: {escape(_first_line(kind.__doc__))}\n")
     table = Table("key", "default", "meaning", box=None, pad_edge=False)
     _add_keys(table, RunConfig, "")
     _add_keys(table, kind.options_type, "options.")
@@ -54,7 +54,8 @@ def _add_keys(table: Table, section: type[Section], prefix: str) -> None:
             _add_keys(table, type(field.default), f"{prefix}{name}.")
         elif name != "options":
             default = list(field.default) if isinstance(field.default, tuple) else field.default
-            table.add_row(prefix + name, "" if default is None else str(default), field.description or "")
+            shown = "" if default is None else escape(str(default))
+            table.add_row(prefix + name, shown, escape(field.description or ""))
 
 
 def _first_line(text: str | None) -> str:

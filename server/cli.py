@@ -116,7 +116,8 @@ def _run(ctx: click.Context, flags: dict[str, Any]) -> int:
     except KeyboardInterrupt as stop:
         folder = next((each for each in stop.args if isinstance(each, Path)), flags["resume"] or flags["run_dir"])
         again = f"{quote(str(folder or 'RUN'))}{' --insecure' * flags['insecure']}"
-        print(f"flower-server: stopped; --resume {again} goes on from its last checkpoint, if any", file=sys.stderr)
+        how = "goes on from its last checkpoint, if any, and says which flags to give again"
+        print(f"flower-server: stopped; --resume {again} {how}", file=sys.stderr)
         return 130
     return 0
 

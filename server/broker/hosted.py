@@ -57,7 +57,11 @@ class Hosted:
         asked, moment = self._state.take_replied(orders), time.monotonic()
         if moment - self._looked >= LOOK_EVERY_S:
             asked, self._looked = set(orders), moment
-            self._close(self._state.get_message_ids_from_run_id(self.run_id) - asked)
+            with self._state.lock:
+                forgotten = self._state.get_message_ids_from_run_id(self.run_id) - asked
+                for order in forgotten:  # nobody will confirm a reply to it
+                    self._store.delete(self._state.message_ins_id_to_message_res_id.get(order, ""))
+                self._close(forgotten)
         if not asked:
             return []
         found = self._state.get_message_res(message_ids=asked, run_id=self.run_id)

@@ -6,8 +6,8 @@ Flower 1.39 accepts 2 GB in every call to the Fleet port, and stores whatever wa
 * The store discards an object of a reply over `reply_limit`, and notes `TOO_LARGE` instead. The server, which collects
   the reply, can then count it against its sender.
 * All objects of a reply together may have twice that size. A reply may have at most `MOST_OBJECTS` + 1 objects.
-* An announcement that answers no order is not stored. Objects that are announced as parts of each other are walked
-  once.
+* An announcement that answers no order is not stored, nor the parts of one in the name of another object. Objects that
+  are announced as parts of each other are walked once. A reply to an order that is forgotten is deleted.
 
 Flower accepts one reply to each order, from the order's node. So the open orders bound what clients have in the store.
 `servicer.py` applies the limits to calls, and `door.py` bounds what clients have in calls.

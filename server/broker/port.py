@@ -172,8 +172,8 @@ def _peer(connection: socket.socket) -> str:
     """Return a connection's peer as gRPC names it, or "" for other kinds of sockets."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return ""
-    host, port = connection.getpeername()[:2]
-    host = host.removeprefix("::ffff:")
+    host, port, _, scope = (*connection.getpeername(), 0, 0)[:4]
+    host = host.removeprefix("::ffff:") + (f"%25{scope}" if scope else "")  # of a link-local address
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 

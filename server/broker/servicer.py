@@ -51,6 +51,9 @@ class Fleet(flower.FleetServicer):
             # All objects hang on the reply itself: what hung on nothing would stay when the reply is deleted.
             root, ids = message.metadata.message_id, [x.object_id for x in flower.objects.iterate_object_tree(tree)]
             leaves = [flower.message.ObjectTree(object_id=each) for each in dict.fromkeys(ids) if each != root]
+            known = self.store.store.get(root)
+            if known and known.child_object_ids != [leaf.object_id for leaf in leaves]:
+                leaves = []  # it takes another object's name, with which nothing would ever delete its parts
             tree.CopyFrom(flower.message.ObjectTree(object_id=root, children=leaves[:MOST_OBJECTS]))
         response = super().PushMessages(request, context)
         if response.objects_to_push:
@@ -58,8 +61,7 @@ class Fleet(flower.FleetServicer):
             if len(self._replies) > MOST_REPLIES:  # the oldest was abandoned long ago
                 self._replies.pop(next(iter(self._replies)), None)
             run_id, session = request.messages_list[0].metadata.run_id, response.session_id
-            wanted = dict.fromkeys(response.objects_to_push)  # a tree may name an object twice
-            for name in [each for each in wanted if each in enclosed]:  # stored as if pushed by calls
+            for name in [each for each in response.objects_to_push if each in enclosed]:  # stored as if pushed by calls
                 response.objects_to_push.remove(name)
                 about = {"run_id": run_id, "session_id": session, "object_id": name}
                 self.PushObject(flower.message.PushObjectRequest(**about, object_content=enclosed.pop(name)), context)
@@ -75,8 +77,7 @@ class Fleet(flower.FleetServicer):
         if not request.object_id.startswith(LIST):
             return super().PullObject(request, context)
         piece = self.handout.answer(request.object_id, request.node.node_id) if self.handout else None
-        found = piece is not None
-        part = piece or b""
+        found, part = piece is not None, piece or b""
         return flower.message.PullObjectResponse(object_found=found, object_available=found, object_content=part)
 
     def PushObject(

@@ -26,6 +26,8 @@ from hyperbloom.strategies.exchange import Client
 LONGEST_VERSION = 100
 MOST_NUMBERS = 10_000
 """Most numbers in an introduction: shape, means, deviations and class shares."""
+MOST_CLASSES = 5_000
+"""Most classes that the first client's word alone may set; the counts of answers by class have their square."""
 MOST_BYTES = 2**30
 """Most bytes of the server's parameters. Training takes three times as many, for gradients and momentum."""
 
@@ -179,6 +181,8 @@ def check_introduction(
         folders = ", images by a folder each, which may be empty" if about.task == "classification" else ""
         hint = f"; name them all{folders}" if about.task in ("classification", "segmentation") else ""
         raise RefusedError(f"expected {num_classes} classes as in this federation, found {about.num_classes}{hint}")
+    if num_classes is None and about.num_classes > MOST_CLASSES:
+        raise RefusedError(f"{about.num_classes:,} classes are beyond {MOST_CLASSES:,}; set num_classes if you mean it")
     if about.size not in config.sizes:
         raise RefusedError(f"expected --size to be one of {', '.join(config.sizes)}, found {about.size}")
     check_name(about.client_id, "--client-id")  # the name becomes a folder

@@ -20,7 +20,7 @@ from hyperbloom.server.loop.exchange import Outcome, without_weights
 from hyperbloom.server.loop.federation import NONE_TRAINS
 from hyperbloom.server.loop.listener import NOTHING_DONE, Progress, RoundReport, Selection
 from hyperbloom.server.loop.post import FASTEST_POLL_S, SLOWEST_POLL_S, Arrival, Failure, Letter, Traffic
-from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, draw
+from hyperbloom.strategies.exchange import Ask, Client, Exchanges, Train, draw, resume
 from hyperbloom.strategies.turn import Evaluation
 
 STALENESS_PER_COHORT = 20
@@ -221,7 +221,7 @@ class _Loop:
     def _go_on(self, pending: _Pending, answers: Sequence[tuple[Client, object]] | None) -> None:
         """Start the evaluation's next exchange from the last answers, or finish the evaluation."""
         try:
-            pending.ask = pending.exchanges.send(answers)
+            pending.ask = resume(pending.exchanges, answers)
         except StopIteration as over:
             self._pending, outcome = None, pending.outcome
             outcome.evaluation = rounds.evaluated(over.value, self.of)

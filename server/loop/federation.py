@@ -162,7 +162,7 @@ class Federation:
 
     def blame(self, name: str, text: str) -> int | None:
         """Count a refused reply against a client; return the last round of the quarantine that it causes, or None."""
-        until = self.roster.conduct.lied(name, self.round)
+        until = self.roster.conduct.failed(name, self.round, lie=True)
         return self._told(name, until, f"another reply was refused for its content ({text})")
 
     def missed(self, name: str) -> int | None:
@@ -172,7 +172,7 @@ class Federation:
         """
         if len(self.trusted) < 2:
             return None
-        until = self.roster.conduct.missed(name, self.round)
+        until = self.roster.conduct.failed(name, self.round, lie=False)
         return self._told(name, until, f"{PATIENCE} answers in a row were late; if it is slow, raise round_timeout_s")
 
     def _told(self, name: str, until: int | None, why: str) -> int | None:

@@ -308,9 +308,8 @@ class _MaskedTraining:
     def _unmask(self, total: protocol.Words, revealed: Mapping[int, wire.UnmaskResult]) -> None:
         """Remove from `total` the survivors' own masks, and the pair masks that survivors share with the dead."""
         for index, dealer in enumerate(self.dealt):
-            shares = {self.place[row]: result.shares[index] for row, result in revealed.items()}
-            readable = {place: share for place, share in shares.items() if share}
-            secret = self._recover(dealer, readable, len(revealed))
+            shares = {self.place[row]: share for row, result in revealed.items() if (share := result.shares[index])}
+            secret = self._recover(dealer, shares, len(revealed))
             if dealer not in self.dead:
                 protocol.add_mask(total, secret, -1)
                 continue

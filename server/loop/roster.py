@@ -41,29 +41,20 @@ class Conduct:
     def __init__(self, stored: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._records = {name: _Record(**record) for name, record in stored.items()}
 
-    def lied(self, name: str, round_number: int) -> int | None:
-        """Count a refused reply; return the last round of the quarantine that it causes, or None."""
+    def failed(self, name: str, round_number: int, lie: bool) -> int | None:
+        """Count a refused reply (`lie`) or a missed deadline; return the last round of its quarantine, or None."""
         record = self._records.setdefault(name, _Record())
-        record.lies += 1
-        return self._judge(record, round_number)
-
-    def missed(self, name: str, round_number: int) -> int | None:
-        """Count a missed deadline; return the last round of the quarantine that it causes, or None."""
-        record = self._records.setdefault(name, _Record())
-        record.missed += 1
-        return self._judge(record, round_number)
-
-    def in_time(self, name: str) -> None:
-        """Forget the missed deadlines of a client that has trained in time."""
-        if name in self._records:
-            self._records[name].missed = 0
-
-    def _judge(self, record: _Record, round_number: int) -> int | None:
+        record.lies, record.missed = record.lies + lie, record.missed + (not lie)
         if max(record.lies, record.missed) < PATIENCE:
             return None
         term = FIRST_TERM * 2**record.terms
         record.lies, record.missed, record.terms, record.until = 0, 0, record.terms + 1, round_number + term
         return record.until
+
+    def in_time(self, name: str) -> None:
+        """Forget the missed deadlines of a client that has trained in time."""
+        if name in self._records:
+            self._records[name].missed = 0
 
     def in_quarantine(self, name: str, round_number: int) -> bool:
         """Return whether a client gets no orders in this round; round 0 exists."""

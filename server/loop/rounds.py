@@ -157,8 +157,7 @@ def run_rounds(run: Run, done: Progress = NOTHING_DONE, save: Save = lambda prog
             run.evaluate(number, outcome)
             best = select(run, best, number, outcome.evaluation)
         seconds, late, before = time.perf_counter() - start, federation.late, late
-        moved = traffic.down, traffic.up, asked
-        report = RoundReport(number, outcome, seconds, elapsed, late - before, *moved)
+        report = RoundReport(number, outcome, seconds, elapsed, late - before, traffic.down, traffic.up, asked)
         for listener in run.listeners:
             listener.round_done(report)
         if fruitless == min(FRUITLESS_ROUNDS, max(2, config.rounds)):

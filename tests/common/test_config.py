@@ -179,6 +179,7 @@ NESTED = "mapping values are not allowed here"
             ),
         ),
         # wrong types
+        ("{1: 2}", "1: keys should be strings, found 1 in FILE"),
         ("rounds: many", "rounds: expected a valid integer, found 'many' in FILE"),
         ("rounds: '3'", "rounds: expected a valid integer, found '3' in FILE"),
         ("rounds: 1e2", "rounds: expected a valid integer, found 100.0 in FILE"),

@@ -211,7 +211,7 @@ methods: {M: {strategy: local, numbers: {c: 50}}}
     ("old", "new", "message"),
     [
         ("c: 50", "c: 101", "methods.M.numbers.c.*expected less than or equal to 100"),
-        ("title: t", "titel: t", "titel: unknown key|title: expected Field required"),
+        ("title: t", "titel: t", "titel: unknown key|title: field required"),
     ],
 )
 def test_a_wrong_file_is_named(

@@ -252,7 +252,7 @@ def test_with_enough_noise_it_trains_and_with_nothing_to_send_too(worker: Worker
 
 def test_nothing_else_that_is_made_of_training_examples_leaves(worker: Worker) -> None:
     fit = FitOrder(**vars(train_order(noise=Noise(1.0, 50.0))), fit=Fit("deepset", "v", initial(), initial(), 1, 0.1))
-    described = DescribeOrder("r", 1, "deepset", 4, "v", False, initial())
+    described = DescribeOrder("r", "deepset", 4, "v", False, initial())
     order = evaluate_order()
     for call in (
         lambda: worker.answer(described),
@@ -342,7 +342,7 @@ def test_a_change_by_itself_and_whatever_else_is_made_of_examples_is_refused(tmp
     for call in (
         lambda: worker.answer(train_order()),
         lambda: worker.answer(train_order(noise=Noise(1.0, 50.0))),
-        lambda: worker.answer(DescribeOrder("r", 1, "deepset", 4, "v", False, initial())),
+        lambda: worker.answer(DescribeOrder("r", "deepset", 4, "v", False, initial())),
         lambda: worker.answer(BackpropOrder("r", "deepset", 4, "v", initial())),
         lambda: worker.answer(FitOrder(**vars(train_order()), fit=fit)),
         lambda: worker.answer(MomentsOrder(**vars(order))),

@@ -453,7 +453,7 @@ def test_cells_and_columns_that_do_not_fit_are_named(
         ("", "s: Invalid JSON: EOF"),
         ("[" * 50_000, "s: Invalid JSON: recursion limit"),
         ("[]", "s: Input should be an object"),
-        ("{}", "label: expected .*required, found"),
+        ("{}", "label: field required, found"),
         (json.dumps(SCHEMA | {"columns": []}), "columns: .* at least 1 item"),
         (
             json.dumps(SCHEMA | {"columns": [{"name": "a", "kind": "number", "sd": 1.0}]}),

@@ -17,6 +17,7 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree, iterate
 
 from hyperbloom.common.enclosed import WAIT, enclose
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.server.broker import hosted as superlink_hosted
 from hyperbloom.server.broker import limits as superlink_limits
 from hyperbloom.server.broker import servicer as superlink_servicer
 from hyperbloom.server.broker.flower import NoObjectInStoreError
@@ -305,3 +306,23 @@ def test_an_enclosed_object_that_a_tree_names_twice_breaks_no_call(link: Link) -
     told = {"node": Node(node_id=link.node), "messages_list": [message], "message_object_trees": [tree]}
     answer = link.fleet.PushMessages(PushMessagesRequest(**told), None)
     assert root in answer.objects_to_push
+
+
+def test_a_reply_in_the_name_of_its_order_brings_no_objects(link: Link) -> None:
+    """The store knows the order, so nothing would hang on this reply, and nobody would delete it."""
+    message = Message(RecordDict(), link.node, "train")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    (order,), part = link.run.send([message]), record(300)
+    said = link.push_messages(ObjectTree(object_id=order, children=[ObjectTree(object_id=_id(part))]), order)
+    assert not link.push(said.session_id, part)
+    assert link.run.replies({order}) == [] and len(link.store) == 0
+
+
+def test_a_reply_to_an_order_that_is_forgotten_is_deleted(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a client that moved, announced before the next look at what is still asked."""
+    order, part = link.order(), record(300)
+    tree = ObjectTree(object_id=_id(b"reply"), children=[ObjectTree(object_id=_id(part))])
+    assert link.push(link.push_messages(tree, order).session_id, part) and _id(part) in link.store
+    monkeypatch.setattr(superlink_hosted, "LOOK_EVERY_S", 0)
+    link.run.replies({link.order()})
+    assert len(link.store) == 0

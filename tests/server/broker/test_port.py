@@ -31,7 +31,7 @@ from hyperbloom.server.access.registry import ClientRegistry
 from hyperbloom.server.broker import door as superlink_door
 from hyperbloom.server.broker import port as superlink_port
 from hyperbloom.server.broker.door import Door, Keys
-from hyperbloom.server.broker.port import MOST_FILES, MOST_HELD, PATIENCE, SLOW_BYTES, Connections, fleet_server
+from hyperbloom.server.broker.port import MOST_FILES, MOST_HELD, PATIENCE, SLOW_BYTES, Connections, _peer, fleet_server
 from hyperbloom.server.broker.superlink import free_port
 
 pytestmark = pytest.mark.timeout(60)
@@ -385,3 +385,17 @@ def test_who_becomes_known_during_a_look_stays_known(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(superlink_port, "_sockets", lambda port: {})
     connections.sweep()
     assert not connections._known, "its connection is gone"
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "peer"),
+    [
+        (socket.AF_INET, ("127.0.0.1", 50), "ipv4:127.0.0.1:50"),
+        (socket.AF_INET6, ("::1", 50, 0, 0), "ipv6:%5B::1%5D:50"),
+        (socket.AF_INET6, ("::ffff:10.0.0.1", 50, 0, 0), "ipv4:10.0.0.1:50"),
+        (socket.AF_INET6, ("fe80::1", 50, 0, 3), "ipv6:%5Bfe80::1%253%5D:50"),
+    ],
+)
+def test_a_connection_has_the_name_that_grpc_gives_its_peer(family: Any, name: tuple[Any, ...], peer: str) -> None:
+    """No test may use a link-local address, whose name has a scope."""
+    assert _peer(cast(socket.socket, SimpleNamespace(family=family, getpeername=lambda: name))) == peer

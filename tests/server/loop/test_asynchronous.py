@@ -13,7 +13,7 @@ import torch
 from flwr.app import Error
 from safetensors.torch import load_file
 
-from hyperbloom.common.errors import CohortError
+from hyperbloom.common.errors import CohortError, ConfigError
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire.orders import EvaluateResult, TrainOrder
 from hyperbloom.server.cli import main
@@ -545,4 +545,12 @@ def test_who_always_lies_ends_it(crew: Callable[..., Crew]) -> None:
         run.join(node, name)
         run.answer[name] = lambda message: Error(UNREADABLE, "never uploaded")
     with pytest.raises(CohortError, match="no usable reply among the last 20"):
+        run.run()
+
+
+def test_an_evaluation_that_is_no_exchange_is_told_to_the_strategys_author(crew: Callable[..., Crew]) -> None:
+    run = crew(clients=1, cohort=1, rounds=1)
+    run.join(2, "a", train=0.1)
+    run.algorithm.evaluate = lambda turn, clients: None
+    with pytest.raises(ConfigError, match="expected a strategy's exchanges"):
         run.run()

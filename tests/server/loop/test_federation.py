@@ -318,7 +318,8 @@ def test_a_newcomer_that_does_not_fit_is_told_why(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "about"), [("local", {"input_shape": (2**62,)}), ("pfedhn", {"num_classes": 10**13})]
+    ("strategy", "about"),
+    [("local", {"input_shape": (2**62,)}), ("pfedhn", {"num_classes": 10**13}), ("fedavg", {"num_classes": 6_000})],
 )
 def test_a_first_client_with_absurd_numbers_is_refused(
     grid: ScriptedGrid, strategy: str, about: dict[str, Any]

@@ -17,7 +17,7 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work import masks as client_side
 from hyperbloom.client.work import training
 from hyperbloom.common.config import PrivacyConfig, RunConfig
-from hyperbloom.common.errors import CohortError, HyperbloomError, RefusedError
+from hyperbloom.common.errors import CohortError, HyperbloomError
 from hyperbloom.common.graphs import SHARED
 from hyperbloom.common.layout import Weights
 from hyperbloom.common.reasons import Reason
@@ -36,7 +36,6 @@ from hyperbloom.common.wire.masks import (
 )
 from hyperbloom.common.wire.orders import EvaluateOrder, Order, TrainOrder, TrainResult
 from hyperbloom.server.loop.roster import PATIENCE
-from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.exchange import Update
 from tests.strategies.conftest import (
     RUN_ID,
@@ -287,15 +286,15 @@ def test_after_a_masked_round_that_clients_found_too_small_more_are_waited_for(i
 def test_who_trains_in_time_under_masks_has_no_missed_deadlines() -> None:
     crew = Crew(4)
     for _ in range(PATIENCE - 1):
-        assert crew.inline.roster.conduct.missed("c2", 0) is None
+        assert crew.inline.roster.conduct.failed("c2", 0, lie=False) is None
     crew.run()
-    assert crew.inline.roster.conduct.missed("c2", 1) is None
+    assert crew.inline.roster.conduct.failed("c2", 1, lie=False) is None
 
 
 def test_while_a_quarantine_leaves_fewer_than_three_rounds_are_dropped_until_it_ends() -> None:
     crew = Crew(3)
     for _ in range(PATIENCE):
-        crew.inline.roster.conduct.lied("c2", 0)
+        crew.inline.roster.conduct.failed("c2", 0, lie=True)
     (outcome,) = crew.run().rounds
     assert texts(outcome)["c0"] == "dropped: secure aggregation needs 3 clients, and 2 could be asked"
     assert outcome.refused["c0"].reason is Reason.DROPPED and not crew.grid.sent(KeysOrder)
@@ -648,10 +647,3 @@ def test_ghn_does_not_sum_what_so_many_may_vanish_from(tmp_path: Path) -> None:
     for part in start:
         moved = float((after[part] - start[part]).abs().max())
         assert (moved > 1e-4) == (sum(part in each for each in types) == 4)
-
-
-def test_ghn_needs_to_know_who_trains_what() -> None:
-    config = digits_config(strategy="ghn", options=SMALL, clients=3, cohort=3, secure_aggregation=True)
-    algorithm = make_algorithm(config)
-    with pytest.raises(RefusedError, match="join with --disclose types"):
-        algorithm.serves(introduction("c0", types=("all",)), ())

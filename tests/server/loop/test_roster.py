@@ -166,8 +166,8 @@ def test_secrets_are_not_kept() -> None:
 
 def test_three_lies_lead_to_ten_rounds_and_each_further_time_to_twice_as_many() -> None:
     conduct = Conduct()
-    assert [conduct.lied("a", number) for number in (1, 2, 3)] == [None, None, 13]
-    assert conduct.lied("b", 3) is None
+    assert [conduct.failed("a", number, lie=True) for number in (1, 2, 3)] == [None, None, 13]
+    assert conduct.failed("b", 3, lie=True) is None
     assert [conduct.in_quarantine("a", number) for number in (4, 13, 14)] == [True, True, False]
     assert not conduct.in_quarantine("b", 4) and not conduct.in_quarantine("c", 4)
     for done, until in ((8, 5), (2, 3), (3, 0)):  # where the next strategy of the run counts its rounds anew
@@ -176,23 +176,27 @@ def test_three_lies_lead_to_ten_rounds_and_each_further_time_to_twice_as_many() 
     again = Conduct(conduct.to_json())
     again.begin_anew()  # a run from this one's state begins by scoring it, in round 0
     assert not again.in_quarantine("a", 0) and not again.in_quarantine("a", 1)
-    assert again.lied("a", 1) is again.lied("a", 2) is None
-    assert again.lied("a", 3) == 23, "a second quarantine is twice as long, also in another run"
+    assert again.failed("a", 1, lie=True) is again.failed("a", 2, lie=True) is None
+    assert again.failed("a", 3, lie=True) == 23, "a second quarantine is twice as long, also in another run"
     conduct = Conduct(json.loads(json.dumps(conduct.to_json())))
-    assert [conduct.lied("a", 14), conduct.lied("a", 15), conduct.lied("a", 20)] == [None, None, 40]
-    assert [conduct.lied("b", 21), conduct.lied("b", 21)] == [None, 31]
+    assert [
+        conduct.failed("a", 14, lie=True),
+        conduct.failed("a", 15, lie=True),
+        conduct.failed("a", 20, lie=True),
+    ] == [None, None, 40]
+    assert [conduct.failed("b", 21, lie=True), conduct.failed("b", 21, lie=True)] == [None, 31]
 
 
 def test_deadlines_missed_in_a_row_lead_to_a_quarantine_too() -> None:
     conduct = Conduct()
-    assert [conduct.missed("a", number) for number in (1, 2)] == [None, None]
+    assert [conduct.failed("a", number, lie=False) for number in (1, 2)] == [None, None]
     conduct.in_time("a")
     conduct.in_time("b")
-    assert [conduct.missed("a", number) for number in (3, 4)] == [None, None]
-    assert conduct.lied("a", 4) is None, "a lie is another thing"
+    assert [conduct.failed("a", number, lie=False) for number in (3, 4)] == [None, None]
+    assert conduct.failed("a", 4, lie=True) is None, "a lie is another thing"
     conduct = Conduct(json.loads(json.dumps(conduct.to_json())))
-    assert conduct.missed("a", 5) == 15
-    assert [conduct.missed("a", number) for number in (16, 17, 18)] == [None, None, 38]
+    assert conduct.failed("a", 5, lie=False) == 15
+    assert [conduct.failed("a", number, lie=False) for number in (16, 17, 18)] == [None, None, 38]
 
 
 def lie(order: Message, fill: float = math.nan, loss: float = 1.0, layout: Layout | None = None) -> RecordDict:
