@@ -12,12 +12,14 @@ The network returns what its task takes: logits without softmax, or numbers. The
 
 import copy
 import importlib.util
+import io
 import logging
+import math
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -49,7 +51,7 @@ LARGEST_DIFFERENCE = 1e-5
 """Largest accepted difference between the logits of torch and ONNX runtime, relative to the largest logit above 1."""
 
 ADAPTER = "adapter"
-_ONNX = ("onnx", "onnxscript", "onnxruntime")
+HAS_ONNX = all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime")))
 
 
 class ModelFile(Section):
@@ -95,7 +97,7 @@ class Card:
     origin: Mapping[str, str]
     sent: tuple[str, ...]
     privacy: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = field(default=())
+    remarks: tuple[str, ...] = ()
 
 
 def write_model(
@@ -136,8 +138,9 @@ def write_model(
             copy_tokenizer(spec.backbone, draft / TOKENIZER)
         try:
             program = _trace(module, spec)
-            torch.export.save(program, draft / "model.pt2")
-            if all(importlib.util.find_spec(name) for name in _ONNX):
+            torch.export.save(program, whole := io.BytesIO())  # to a full disk, torch's own writer ends the process
+            write_bytes(draft / "model.pt2", whole.getvalue())
+            if HAS_ONNX:
                 _write_onnx(draft / "model.onnx", program, module, spec.input_shape)
         except (ConfigError, ModelError) as error:  # the weights are of use without it
             (draft / "model.onnx").unlink(missing_ok=True)
@@ -166,6 +169,10 @@ def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
         raise ConfigError(f"--model: expected a model folder with model.json, found {folder} ({error})") from None
     if len(described.class_names) != described.num_classes:
         raise ConfigError(f"{path}: expected {described.num_classes} class_names, found {len(described.class_names)}")
+    if len(described.moments) not in (0, 2 * described.num_classes) or not all(map(math.isfinite, described.moments)):
+        raise ConfigError(
+            f"{path}: expected moments, a mean and a deviation for each of {described.num_classes} numbers"
+        )
     if not all(name.isprintable() for name in described.class_names):
         raise ConfigError(f"{path}: expected class_names that can be printed, found control characters")
     if described.table is not None and described.input_shape != (described.table.width,):
@@ -240,8 +247,8 @@ def _detached(module: nn.Module) -> nn.Module:
 @contextmanager
 def beside(folder: Path) -> Iterator[Path]:
     """Yield a new folder beside `folder`, and remove it afterwards unless it was renamed; ConfigError if that fails."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(f"--out: expected a new or empty folder, found {folder}")
+    if folder.exists() and (not folder.name or not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--out: expected a new or empty folder, by its name, found {folder}")
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)  # of an export that was killed
     try:

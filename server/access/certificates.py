@@ -122,7 +122,7 @@ def describe(folder: Path) -> list[str]:
     for path in (files.ca, files.server):
         certificate = read_certificate(path, path.name)
         last = certificate.not_valid_after_utc
-        state = f"{'EXPIRED' if last < _now() else 'valid'} until {last:%Y-%m-%d}"
+        state = f"{'EXPIRED' if last < now() else 'valid'} until {last:%Y-%m-%d}"
         line = f"{path}: {certificate.subject.rfc4514_string()}, {state}"
         lines.append(line + (f", for {', '.join(names(certificate))}" if path == files.server else ""))
     safe = "in this folder; keep it elsewhere" if files.ca_key.exists() else "not in this folder, as it should be"
@@ -145,22 +145,21 @@ def check_files(files: Certificates) -> list[str]:
         raise ConfigError(f"server.key: expected a private key in PEM without a password in {key} ({error})") from None
     if private.public_key() != shown.public_key():
         raise ConfigError(f"server.key: expected the key of {certificate}, found another one in {key}")
-    for path, one in ((certificate, shown), (ca, issuer)):
-        if one.not_valid_after_utc < _now():
+    for path, one, how in ((certificate, shown, "renew"), (ca, issuer, "init --force --host NAME_OR_IP")):
+        if one.not_valid_after_utc < now():
             # --dir, because the environment or the command line may name the folder
-            mend = f"flower-server certs renew --dir {shlex.quote(str(certificate.parent))}"
+            mend = f"flower-server certs {how} --dir {shlex.quote(str(certificate.parent))}"
             raise ConfigError(f"{path} has expired on {one.not_valid_after_utc:%Y-%m-%d}; make a new one ({mend})")
-        if one.not_valid_before_utc > _now():
+        if one.not_valid_before_utc > now():
             raise ConfigError(f"{path} is valid from {one.not_valid_before_utc:%Y-%m-%d} on; is the clock right?")
     return names(shown)
 
 
 def _signed(subject: _Party, issuer: _Party, days: int, *extensions: x509.ExtensionType) -> x509.Certificate:
-    now = _now()
-    before = min(now, now + dt.timedelta(days=days)) - dt.timedelta(hours=1)  # clocks differ a little
+    begin = now() - dt.timedelta(hours=1)  # clocks differ a little
     builder = x509.CertificateBuilder().subject_name(subject[0]).issuer_name(issuer[0])
     builder = builder.public_key(subject[1].public_key()).serial_number(x509.random_serial_number())
-    builder = builder.not_valid_before(before).not_valid_after(now + dt.timedelta(days=days))
+    builder = builder.not_valid_before(begin).not_valid_after(now() + dt.timedelta(days=days))
     for extension in extensions:
         builder = builder.add_extension(extension, critical=isinstance(extension, _CRITICAL))
     return builder.sign(issuer[1], hashes.SHA256())
@@ -210,5 +209,6 @@ def _write(path: Path, certificate: x509.Certificate, key_path: Path, key: ec.El
     write_bytes(path, certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def _now() -> dt.datetime:
+def now() -> dt.datetime:
+    """Return the time, with its zone."""
     return dt.datetime.now(dt.UTC)

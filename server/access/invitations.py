@@ -16,7 +16,7 @@ from hyperbloom.common.files.storage import locked, write_json
 from hyperbloom.common.program.names import check_name
 from hyperbloom.common.secrecy.keys import parse_public_key, server_of
 from hyperbloom.common.secrecy.token import Token
-from hyperbloom.server.access.certificates import Certificates
+from hyperbloom.server.access.certificates import Certificates, now
 from hyperbloom.server.access.registry import ClientRegistry
 
 KEPT = dt.timedelta(days=1)
@@ -35,7 +35,7 @@ class Invitation:
     @property
     def is_over(self) -> bool:
         """Return whether its time is over."""
-        return dt.datetime.fromisoformat(self.until) < _now()
+        return dt.datetime.fromisoformat(self.until) < now()
 
 
 class Invitations:
@@ -58,7 +58,7 @@ class Invitations:
         token = Token.of(server_of(self._files.ca))
         if not token.server:
             raise ConfigError(f"{self._files.ca}: expected one certificate, the CA's, by which clients know the server")
-        until = (_now() + dt.timedelta(seconds=seconds)).isoformat(timespec="seconds")
+        until = (now() + dt.timedelta(seconds=seconds)).isoformat(timespec="seconds")
         with locked(self.path):
             new = Invitation(_digest(token.secret), name and check_name(name, "NAME"), uses, until)
             self._write([*self.all(), new])
@@ -95,13 +95,9 @@ class Invitations:
             self._write(invitations.values())
 
     def _write(self, invitations: Iterable[Invitation]) -> None:
-        kept = [each for each in invitations if dt.datetime.fromisoformat(each.until) + KEPT > _now()]
+        kept = [each for each in invitations if dt.datetime.fromisoformat(each.until) + KEPT > now()]
         write_json(self.path, {"invitations": [asdict(each) for each in kept]}, mode=0o600)
 
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _now() -> dt.datetime:
-    return dt.datetime.now(dt.UTC)

@@ -207,10 +207,11 @@ def _certificates(files: "Certificates") -> "list[Finding]":
     if not files.server.is_file():
         do = f"flower-server certs init --dir {files.folder} --host NAME_OR_IP; or --insecure, for one machine"
         return [Finding("certificates", "failure", f"none in {files.folder}", do)]
+    new_ca = "flower-server certs init --force --host NAME_OR_IP"
     findings = [
         check_file("certificates", lambda: "for " + ", ".join(check_files(files))),
         check_expiry("server.pem", files.server, "flower-server certs renew"),
-        check_expiry("ca.pem", files.ca, "flower-server certs init --force, and the new ca.pem to every client"),
+        check_expiry("ca.pem", files.ca, f"{new_ca}, and the new ca.pem to every client"),
         check_file("signed by", lambda: _issuer(files)),
     ]
     if files.ca_key.exists():

@@ -110,6 +110,7 @@ def export(
     """
     if (client is None) != every:
         raise ConfigError("expected one of --client NAME and --all")
+    from hyperbloom.common.files.export import HAS_ONNX
     from hyperbloom.server.runs.export import Export
 
     models = Export(run, own_code)
@@ -119,7 +120,7 @@ def export(
         raise ConfigError(f"--out: expected nothing there yet, found {taken[0]}; delete it, or name another folder")
     for folder, files in models.write(clients, folders, tuple(names(class_names))):
         print(f"{folder}: {', '.join(files)}", flush=True)
-    if "model.onnx" not in files:
+    if not HAS_ONNX:
         print("no ONNX: pip install 'hyperbloom[export]' brings what it takes")
 
 

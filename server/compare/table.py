@@ -2,8 +2,8 @@
 
 import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -61,7 +61,7 @@ def write_table(out: Path, cells: Sequence[Cell]) -> str:
     below = BELOW.format(metric=metric[0].upper() + metric[1:], unit=", percent" if scale.percent else "")
     text = "\n".join([markdown(header, [_shown(row, scale) for row in rows]), "", below, *remarks, ""])
     write_bytes(out / "comparison.md", text.encode())
-    write_json(out / "comparison.json", rows)
+    write_json(out / "comparison.json", json.loads(json.dumps(rows), parse_constant=lambda _: None))  # JSON has no NaN
     curves = io.StringIO()
     lines_of = csv.writer(curves, lineterminator="\n")
     lines_of.writerow(("strategy", "seed", "round", "test_mean"))
@@ -73,7 +73,7 @@ def write_table(out: Path, cells: Sequence[Cell]) -> str:
         folder=out.resolve().name,
         rows=rows,
         most=max((max(row["bytes_down"], row["bytes_up"]) for row in rows), default=0) or 1,
-        curve=_curves(results, name) if any(course.curve for _, course in chain(*results.values())) else None,
+        curve=_curves(results, name),
         metric=metric,
         scale=scale,
         largest=scale.longest(row[of] for row in rows for of in ("mean", "client_worst")),

@@ -55,15 +55,16 @@ def run_parts(run: LiveRun, name: str) -> Mapping[str, Markup]:
     )
 
 
-def overview_parts(runs: Mapping[str, Path]) -> Mapping[str, Markup]:
-    """Return the list of runs as the only part."""
+def overview_parts(runs: Mapping[str, Path], kept: dict[Path, LiveRun]) -> Mapping[str, Markup]:
+    """Return the list of runs as the only part; `kept` holds what has been read of them, from look to look."""
     looked: dict[str, LiveRun | str] = {}
     for name, folder in runs.items():
         try:
-            looked[name] = run = LiveRun(folder)
-            run.look(0.05)
+            looked[name] = run = kept.get(folder) or kept.setdefault(folder, LiveRun(folder))
+            run.look(0.0)  # the rounds alone
         except ConfigError as error:  # such as one of another version
             looked[name] = str(error)
+            kept.pop(folder, None)
     return render_blocks("live_runs.html", runs=looked)
 
 

@@ -29,7 +29,7 @@ class LiveRun:
         self.version = 0
         """Grows with every change."""
         self._beside: tuple[object, ...] = ()
-        self._resumes: FileState = None
+        self._begun = self._state()
         self._begin()
 
     def _begin(self) -> None:
@@ -41,21 +41,24 @@ class LiveRun:
             (Tail(self.folder / EVENTS), self.events.append),
             *((Tail(place / CLIENTS), course.add_client) for place, course in places),
         ]
-        self.running = is_running(self.folder)
+
+    def _state(self) -> tuple[FileState, FileState]:
+        """Return what changes when another run begins in the folder, and when this one goes back to a checkpoint."""
+        return file_state(self.folder / "config.yaml"), file_state(self.folder / "checkpoints" / "resumes.json")
 
     def look(self, seconds: float) -> None:
-        """Read new lines for at most about `seconds`. A run that went back to a checkpoint is read anew.
+        """Read new lines for at most about `seconds`; all anew of another run, and of one that went back.
 
         Raises:
             ConfigError: a line of the run is damaged.
         """
         self.running = is_running(self.folder)  # which takes a while of its own
         until = time.monotonic() + seconds
-        resumes = file_state(self.folder / "checkpoints" / "resumes.json")
-        if resumes != self._resumes:  # its lines may have been cut, and have grown again
-            self._resumes = resumes
+        begun = self._state()
+        if begun[0] and begun != self._begun:  # lines may have been cut, and have grown again
+            self._begun, self.config = begun, read_config(self.folder)
             self._begin()
-        beside = self.running, resumes, *(file_state(self.folder / name) for name in WHOLE_FILES)
+        beside = self.running, begun, *(file_state(self.folder / name) for name in WHOLE_FILES)
         if beside != self._beside:
             self._beside, self.version = beside, self.version + 1
         for tail, add in self._tails:
@@ -107,7 +110,8 @@ def how_far(folder: Path, as_json: bool) -> str:
     """Return a line for each strategy that has begun, or all as JSON; ConfigError for no run or a damaged file."""
     run = LiveRun(folder)
     run.look(float("inf"))
-    run.current.closed = not run.running
+    for course in run.courses.values():
+        course.closed = course is not run.current or not run.running
     if not as_json:
         begun = [course.sentence() for course in run.courses.values() if course.means]
         where = f"{run.current.name}: round {run.current.done} of {run.config.rounds}"

@@ -61,6 +61,7 @@ class _Site:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._panels: dict[str, _Panel] = {}
+        self._listed: dict[Path, LiveRun] = {}
         self._lock = threading.Lock()
 
     def _panel(self, name: str) -> _Panel:
@@ -77,7 +78,8 @@ class _Site:
         return name, f"/changes/{name}", self._panel(name).parts(FIRST_LOOK_S)
 
     def _overview(self) -> Parts:
-        return overview_parts(find_runs(self._folder))
+        with self._lock:
+            return overview_parts(find_runs(self._folder), self._listed)
 
     async def front(self, request: Request) -> Response:
         """Send the list of runs, or to the run if there is only one."""

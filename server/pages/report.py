@@ -21,7 +21,7 @@ from hyperbloom.server.pages.report_data import RunData, read_run_data
 from hyperbloom.server.pages.score_charts import score_charts
 from hyperbloom.server.runs.course import Course
 from hyperbloom.server.runs.lines import ADVICE, REPORT, asked
-from hyperbloom.server.runs.recorded import flat, read_json, read_summary
+from hyperbloom.server.runs.recorded import flat, read_json, read_summary, sound
 
 BARS = 24
 """Most clients that have bars of their own, and answers that are not folded away."""
@@ -37,7 +37,9 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     """Write the report of a run, finished or not, and return its path; errors as in `read_run_data`."""
     run = read_run_data(folder)
     path = out or run.folder / REPORT
-    write_bytes(path, _page(run))
+    with sound(run.folder):
+        page = _page(run)
+    write_bytes(path, page)
     return path
 
 

@@ -90,14 +90,15 @@ def _cells(out: Path) -> Iterator[Path]:
 
 
 def _beside(folder: Path, config: RunConfig, novel: Set[str]) -> tuple[list[Course], str]:
-    """Return the other strategies of the same comparison and seed, and a sentence on them."""
+    """Return the runs of the same comparison that differ in the strategy alone, and a sentence on them."""
     out = folder.resolve().parent
     if not (out / COMPARISON).exists():
         return [], ""
-    others = []
+    others, own = [], {"strategy", "options", "init_from"}
     for cell in _cells(out):
         other = read_config(cell)
-        if other.seed == config.seed and other.strategy != config.strategy:
+        alike = other.model_dump(exclude=own) == config.model_dump(exclude=own)
+        if alike and other.strategy != config.strategy:
             others.append(read_course(other.strategy, cell, read_summary(cell).get(other.strategy), novel))
     return others, f"The other strategies are runs of the same comparison with seed {config.seed}." if others else ""
 

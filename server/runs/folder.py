@@ -181,8 +181,8 @@ class RunFolder(Listener):
         lines = ["privacy: " + line for line in promise(self.config.privacy, most)]
         if least < most:
             epsilon = epsilon_of([self.config.privacy.noise] * least, self.config.privacy.delta)
-            lines.append(f"privacy: that is who was asked most often; least, {least} times: epsilon {epsilon:.4g}")
-        return [*lines, "privacy: all clients are in privacy.json"]
+            lines.append(f"privacy: that is who was asked most; who was asked least, {least} times: {epsilon:.4g}")
+        return [*lines, "privacy: all clients that were asked are in privacy.json"]
 
     def round_done(self, report: RoundReport) -> None:
         """Append the round's lines."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import attempt
 from hyperbloom.common.gains import Gain
+from hyperbloom.server.runs.recorded import sound
 
 if TYPE_CHECKING:
     from hyperbloom.server.loop.listener import RoundReport
@@ -91,7 +92,8 @@ def read_gains(run: Path, number: int | None = None) -> dict[str, tuple[str, Gai
     With `number`, only what was told of the models of that round: in the middle of a run others may have been compared.
     """
     lines = (line for line in read_lines(run / GAINS) if number in (None, line.get("round", number)))
-    return {line["client"]: (str(line["says"]), Gain(**line["gain"])) for line in lines}
+    with sound(run / GAINS):
+        return {line["client"]: (str(line["says"]), Gain(**line["gain"])) for line in lines}
 
 
 class Tail:

@@ -44,7 +44,7 @@ def sound(path: Path) -> Iterator[None]:
     """Raise a ConfigError for what reading a damaged file raises."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise ConfigError(f"{path} is damaged ({error!r})") from None
 
 
@@ -96,8 +96,10 @@ def read_config(folder: Path, own_code: bool = True) -> RunConfig:
         raise ConfigError(f"expected the folder of a run, found no {path}{runs}")
     config = load_run_config(path, {})
     plain = _PLAIN | ({"name"} if config.data.name.startswith("hf:") else set())  # a strategy so named is code
-    values = flat(config.model_dump(mode="json", exclude={"adapt": True, "compression": True, "data": plain}))
-    named = [] if own_code else [word for _, text in values for word in text.split() if ":" in word]
+    told = config.model_dump(
+        mode="json", exclude={"adapt": True, "compression": True, "init_from": True, "data": plain}
+    )
+    named = [] if own_code else [word for _, text in flat(told) for word in text.split() if ":" in word]
     if named:
         raise ConfigError(f"{path}: names code of its own, {named[0]!r}; if you trust this folder, add --own-code")
     return config

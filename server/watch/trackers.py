@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from hyperbloom.server.runs.lines import Line
 from hyperbloom.server.runs.recorded import flat
@@ -27,9 +28,10 @@ class MLflow(Tracker):
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or subject["group"]
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self._client.create_experiment(name)
-        for before in self._client.search_runs([experiment], f"tags.`hyperbloom.run` = '{subject['run']}'"):
+        run = quote(subject["run"])  # a filter has no escapes
+        for before in self._client.search_runs([experiment], f"tags.`hyperbloom.run` = '{run}'"):
             self._client.delete_run(before.info.run_id)
-        begun, tags = round(1000 * subject["started"]), {"hyperbloom.run": subject["run"]}
+        begun, tags = round(1000 * subject["started"]), {"hyperbloom.run": run}
         self._id = self._client.create_run(experiment, begun, tags, subject["name"]).info.run_id
         params = [Param(key, value[:6000]) for key, value in flat(subject["settings"])]  # the longest that it takes
         for first in range(0, len(params), 100):  # as many as it takes at once

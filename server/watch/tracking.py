@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from hyperbloom.common.errors import ConfigError
@@ -148,8 +149,8 @@ def tracked(folder: Path, specs: Sequence[str], say: Callable[..., None]) -> Ite
         end_children([child for _, child, _ in children], PATIENCE_S)
         for spec, child, log in children:
             if child.returncode:
-                again = f"python -m hyperbloom.server.watch.tracking {folder} {spec} tries again"
-                say(f"tracker {spec} failed: see {log}; {again}", "yellow")
+                again = f"python -m hyperbloom.server.watch.tracking {quote(str(folder))} {quote(spec)} < /dev/null"
+                say(f"tracker {spec} failed: see {log}; to try again: {again}", "yellow")
 
 
 if __name__ == "__main__":  # the run keeps this process's standard input open

@@ -20,7 +20,7 @@ from hyperbloom.common.tasks import TaskSpec
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write a model whose class is the sign of the first feature."""
-    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    monkeypatch.setattr(export, "HAS_ONNX", False)
     spec = ModelSpec("mlp", "S", (4,), 2)
     module = build(spec)
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_more_inputs_than_go_through_at_once_keep_their_names(model: Path, capsy
 def test_masks_are_files_and_lie_over_the_images_of_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    monkeypatch.setattr(export, "HAS_ONNX", False)
     spec = ModelSpec("unet", "S", (1, 8, 8), 2)
     write_model(
         tmp_path / "m", build(spec), spec, ("ground", "mask"), Scaling(1.0), Card("T", {}, ()), TaskSpec("segmentation")

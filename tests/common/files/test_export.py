@@ -2,7 +2,10 @@
 
 import errno
 import json
+import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -74,7 +77,7 @@ def test_every_format_has_the_logits_of_the_network(name: str, tmp_path: Path) -
 
 
 def test_the_network_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    monkeypatch.setattr(export, "HAS_ONNX", False)
     module = network(SPECS["mlp"])
     first = next(module.parameters())
     before = first.detach().clone()
@@ -87,7 +90,7 @@ def test_the_network_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.Monke
 def test_without_the_extra_there_is_no_onnx_and_the_card_does_not_name_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    monkeypatch.setattr(export, "HAS_ONNX", False)
     files = write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
     assert "model.onnx" not in files
     readme = (tmp_path / "m" / "README.md").read_text()
@@ -175,6 +178,39 @@ def test_a_full_disk_and_a_folder_of_others_have_their_exit_codes(tmp_path: Path
     assert caught.value.exit_code == code and list(tmp_path.iterdir()) == []
 
 
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+import torch
+from hyperbloom.common.data.scaling import Scaling
+from hyperbloom.common.errors import DiskError
+from hyperbloom.common.files.export import Card, write_model
+from hyperbloom.common.models import ModelSpec, build
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+spec, out = ModelSpec("mlp", "M", (1, 8, 8), 3), Path(sys.argv[1])
+weights = sum(each.numel() * each.element_size() for each in build(spec).state_dict().values())
+resource.setrlimit(resource.RLIMIT_FSIZE, (weights + 2000, weights + 2000))
+try:
+    write_model(out, build(spec), spec, ("a", "b", "c"), Scaling(1.0), Card("a model", {}, ()))
+except DiskError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_is_full_before_the_program_is_written_is_told(tmp_path: Path) -> None:
+    """Torch's own writer, which packs more than the weights, would end the process."""
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "m")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"--out: cannot write {tmp_path}/m: File too large\n"), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_current_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To rename a draft to it would leave the shell in a deleted one."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"expected a new or empty folder, by its name, found \."):
+        write_model(Path(), network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
+
+
 def test_a_folder_with_files_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
     with pytest.raises(ConfigError, match="new or empty folder"):
@@ -213,7 +249,7 @@ def test_what_a_killed_export_left_is_deleted_by_the_next(tmp_path: Path) -> Non
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    monkeypatch.setattr(export, "HAS_ONNX", False)
     write_model(tmp_path / "m", network(SPECS["mlp"]), SPECS["mlp"], NAMES, Scaling(1.0), CARD)
     return tmp_path / "m"
 
@@ -227,6 +263,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("size", "L", "expected the weights of model.json"),
         ("extra", 1, "extra: unknown key"),
         ("class_names", ["\x1b[2J", "dog", "eel"], "expected class_names that can be printed"),
+        ("moments", [1.0, 2.0, 3.0], "expected moments, a mean and a deviation for each of 3 numbers"),
+        ("moments", [math.nan] * 6, "expected moments, a mean"),
         ("input_shape", [2**40], "expected the weights of model.json"),
         ("input_shape", [2**70], "expected"),
         ("num_classes", 2**40, "expected"),

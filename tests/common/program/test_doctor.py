@@ -164,7 +164,7 @@ def test_clock_and_days_of_the_certificate(
 ) -> None:
     then = dt.datetime.now(dt.UTC) + shift
     with monkeypatch.context() as patch:
-        patch.setattr(certificates, "_now", lambda: then)
+        patch.setattr(certificates, "now", lambda: then)
         files = init(tmp_path / "certs", [], days=90)
     with listening(files) as port:
         found = by_what(check_server(f"127.0.0.1:{port}", files.ca, insecure=False))

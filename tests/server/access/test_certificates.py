@@ -147,7 +147,7 @@ def test_without_the_cas_key_nothing_is_renewed(files: Certificates) -> None:
 
 
 def test_an_expired_certificate_is_refused_before_a_start(files: Certificates) -> None:
-    renew(files.folder, [], days=-1)
+    renew(files.folder, [], days=0)
     with pytest.raises(
         ConfigError, match=r"server\.pem has expired on \d{4}-\d\d-\d\d; make a new one \(flower-server"
     ):
@@ -157,16 +157,19 @@ def test_an_expired_certificate_is_refused_before_a_start(files: Certificates) -
     assert "EXPIRED until" in describe(files.folder)[1]
 
 
-@pytest.mark.parametrize(("days", "wrong"), [(4000, "has expired on"), (-2, "is valid from .* on; is the clock right")])
+@pytest.mark.parametrize(
+    ("days", "wrong"),
+    [(4000, r"has expired on .*certs init --force"), (-2, "is valid from .* on; is the clock right")],
+)
 def test_clocks_and_the_cas_certificate_count_too(
     files: Certificates, monkeypatch: pytest.MonkeyPatch, days: int, wrong: str
 ) -> None:
     """Clients check both certificates; a clock that is half an hour late is no reason to refuse them."""
     made = dt.datetime.now(dt.UTC)
     renew(files.folder, [], days=5000)
-    monkeypatch.setattr(certificates, "_now", lambda: made - dt.timedelta(minutes=30))
+    monkeypatch.setattr(certificates, "now", lambda: made - dt.timedelta(minutes=30))
     check(files)
-    monkeypatch.setattr(certificates, "_now", lambda: made + dt.timedelta(days=days))
+    monkeypatch.setattr(certificates, "now", lambda: made + dt.timedelta(days=days))
     with pytest.raises(ConfigError, match=rf"{'ca' if days > 0 else 'server'}\.pem {wrong}"):
         check(files)
 

@@ -3,6 +3,7 @@
 from math import inf
 from pathlib import Path
 
+import pytest
 import torch
 
 from hyperbloom.common.files.storage import write_json
@@ -12,6 +13,7 @@ from hyperbloom.server.live.parts import ROWS, _in_order, overview_parts, run_pa
 from hyperbloom.server.live.run import LiveRun
 from hyperbloom.server.pages.page import render
 from hyperbloom.server.runs.checkpoint import locked
+from hyperbloom.server.runs.lines import Tail
 from hyperbloom.server.watch.board import Board
 
 from ..recorded import Recording, some_config
@@ -81,16 +83,30 @@ def test_of_many_clients_those_in_trouble_come_first(tmp_path: Path) -> None:
 
 def test_the_list_of_runs(tmp_path: Path) -> None:
     folders = {name: Recording(tmp_path / name).whole() for name in ("one", "t&wo")}
-    text = str(overview_parts(folders)["runs"])
+    text = str(overview_parts(folders, {})["runs"])
     assert 'href="/run/t%26wo"' in text and "t&amp;wo" in text
     assert text.count("61.0 % accuracy") == 2 and "side by side" in text
+
+
+def test_the_list_reads_a_run_once_and_then_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = Recording(tmp_path / "one")
+    recording.begin("pfedhn")
+    recording.go(1)
+    kept: dict[Path, LiveRun] = {}
+    overview_parts({"one": recording.folder.path}, kept)
+    recording.go(2)
+    read = list[int]()
+    whole = Tail.read
+    monkeypatch.setattr(Tail, "read", lambda tail, most=-1: (lines := whole(tail, most), read.append(len(lines)))[0])
+    assert "2 of 6" in str(overview_parts({"one": recording.folder.path}, kept)["runs"])
+    assert sum(read) == 1
 
 
 def test_a_complete_run_is_listed_as_such_however_large_it_is(tmp_path: Path) -> None:
     folder = Recording(tmp_path / "one").whole()
     with (folder / "clients.jsonl").open("a") as file:
         file.write((folder / "clients.jsonl").read_text() * 3_000)
-    text = str(overview_parts({"one": folder})["runs"])
+    text = str(overview_parts({"one": folder}, {})["runs"])
     assert "complete" in text and "stopped" not in text
 
 
@@ -98,7 +114,7 @@ def test_a_run_that_goes_on_is_listed_with_its_round(tmp_path: Path) -> None:
     """Whether it goes on takes a fifth of a second to find out, longer than the list may read of each run."""
     folder = Recording(tmp_path / "one").whole()
     with locked(folder):
-        text = str(overview_parts({"one": folder})["runs"])
+        text = str(overview_parts({"one": folder}, {})["runs"])
     assert "running" in text and "6 of 6" in text and "61.0 %" in text
 
 

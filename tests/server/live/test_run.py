@@ -94,6 +94,19 @@ def test_a_large_folder_is_read_a_little_at_a_time(tmp_path: Path) -> None:
     assert not run.behind and set(run.main.clients) == {"a"}
 
 
+def test_another_run_that_begins_in_the_folder_is_read_with_its_own_configuration(tmp_path: Path) -> None:
+    folder = Recording(tmp_path / "run").whole()
+    run = LiveRun(folder)
+    run.look(9)
+    shutil.rmtree(folder)
+    run.look(9)
+    recording = Recording(folder, config=some_config(strategy="fedavg", baselines=()))
+    recording.begin("fedavg")
+    recording.go(1)
+    run.look(9)
+    assert run.main.name == "fedavg" and list(run.courses) == ["fedavg"] and run.current.done == 1
+
+
 def test_the_lock_says_whether_it_runs(tmp_path: Path) -> None:
     recording, run = Recording(tmp_path), LiveRun(tmp_path)
     recording.begin("pfedhn")
@@ -156,6 +169,11 @@ def test_once_for_people_and_for_programs(tmp_path: Path) -> None:
     pfedhn = told["strategies"]["pfedhn"]
     assert (pfedhn["round"], pfedhn["test_mean"], pfedhn["bytes_down"]) == (3, {"2": 21.0}, 6000)
     assert pfedhn["clients"]["b"]["why"] == "out of memory"
+    recording.begin("local")
+    recording.go(1)
+    recording.go(2)
+    with locked(tmp_path):  # the first strategy is over, whatever was the reason
+        assert "left" not in how_far(tmp_path, False).splitlines()[0]
 
 
 def test_a_run_that_went_back_and_has_grown_again_is_read_anew(tmp_path: Path) -> None:

@@ -418,7 +418,7 @@ def newcomer(folder: Path, backbone: Path | None) -> Newcomer:
 def test_a_newcomer_with_the_backbone_gets_an_adapter(
     adapted: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_ONNX", ("no_such_package",))
+    monkeypatch.setattr(export, "HAS_ONNX", False)
     backbone, run = adapted
     maker, one = ModelMaker(with_expectation(run)), newcomer(tmp_path, backbone)
     description = one.describe(maker.offer)

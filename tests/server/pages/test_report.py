@@ -245,6 +245,11 @@ def test_strategies_of_a_comparison_are_put_beside_each_other(tmp_path: Path) ->
     assert "The other strategies are runs of the same comparison with seed 0." in page.text
     alone = read_run_data(tmp_path / "fedavg-seed1")
     assert [course.name for course in alone.courses] == ["fedavg"] and alone.compared == ""
+    longer = some_config(strategy="fedavg", baselines=(), rounds=12)  # as a search has it
+    Recording(tmp_path / "longer", config=longer).whole()
+    (tmp_path / "longer" / "cell.json").write_text("{}")
+    assert [course.name for course in read_run_data(tmp_path / "longer").courses] == ["fedavg"]
+    assert len(read_run_data(tmp_path / "pfedhn-seed0").courses) == 2
 
 
 @pytest.mark.parametrize(
@@ -255,6 +260,8 @@ def test_strategies_of_a_comparison_are_put_beside_each_other(tmp_path: Path) ->
         ("roster.json", '{"clients": [{}]}', r"roster\.json is damaged"),
         ("clients.jsonl", '{"round": 1}\n', "is damaged"),
         ("metrics.jsonl", "", "no round is over yet"),
+        ("metrics.jsonl", '{"round": 1}\n', "is damaged"),
+        ("gains.jsonl", '{"client": "a", "says": "no", "gain": {"of": 1}}\n', r"gains\.jsonl is damaged"),
         ("hypernetwork.safetensors", "x", "is damaged"),
     ],
 )
@@ -267,6 +274,22 @@ def test_a_damaged_run_is_told_in_one_line(tmp_path: Path, file: str, content: s
     with pytest.raises(ConfigError, match=message) as caught:
         write_report(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_whose_environment_is_lost_has_a_report(tmp_path: Path) -> None:
+    folder = Recording(tmp_path).whole()
+    (folder / "environment.json").unlink()
+    assert "UTC" not in Page(write_report(folder)).text
+
+
+def test_those_left_out_of_an_evaluation_count_as_in_the_table(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, config=some_config(baselines=()))
+    recording.begin("pfedhn")
+    report = recording.report(2, b="busy")
+    recording.folder.round_done(replace(report, asked=1))  # it was asked for its scores alone
+    for number in (3, 4):
+        recording.go(number)
+    assert "1 in all, in 1 round" in Page(write_report(tmp_path)).text
 
 
 def test_the_command_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

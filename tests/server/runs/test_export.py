@@ -20,7 +20,7 @@ SHORT = ["--engine", "inline", "--rounds", "3", "--eval-every", "3", "--clients"
 @pytest.fixture(autouse=True)
 def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes seconds, and has its own tests."""
-    monkeypatch.setattr(folders, "_ONNX", ("no_such_package",))
+    monkeypatch.setattr(folders, "HAS_ONNX", False)
 
 
 def train(folder: Path, strategy: str, *more: str) -> Path:

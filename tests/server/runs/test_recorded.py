@@ -57,7 +57,7 @@ def test_a_data_set_of_a_hub_a_column_or_a_path_with_a_colon_is_no_code(tmp_path
         group="of:one",
         schema_file="C:/schema.json",
     )
-    run = folder_of(tmp_path / "run", RunConfig(data=data))
+    run = folder_of(tmp_path / "run", RunConfig(data=data, init_from="runs/12:00-pfedhn"))
     assert read_config(run, own_code=False).data == data
 
 

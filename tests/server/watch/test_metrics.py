@@ -54,7 +54,7 @@ def busy_run() -> RunMetrics:
     federation.roster.leave(4)
     federation.post.send([(2, ReferenceOrder("", Weights(Layout(()), torch.zeros(0))), None)])
     for _ in range(3):
-        federation.roster.conduct.lied("c", 1)
+        federation.roster.conduct.failed("c", 1, lie=True)
     federation.round = 2
     metrics.gathering(federation)
     metrics.phase(make_algorithm(some_config(baselines=())), "pfedhn")
