@@ -18,7 +18,7 @@ from hyperbloom.client.work.masks import confirm, deal_shares, make_keys, train_
 from hyperbloom.client.work.reference import keep_reference, represent
 from hyperbloom.client.work.together import train_together
 from hyperbloom.client.work.training import fit, train
-from hyperbloom.common.errors import DataError, HyperbloomError, RefusedError, WireError, attempt
+from hyperbloom.common.errors import FULL, DataError, DiskError, HyperbloomError, RefusedError, WireError, attempt
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import exchanges, masks, orders
 from hyperbloom.common.wire.newcomers import Offer
@@ -90,6 +90,8 @@ def _reply(message: Message, outcome: object) -> Message:
         outcome = HyperbloomError(
             f"{wrong}; scale the inputs and targets, or lower local.learning_rate", reason=Reason.DIVERGED
         )
+    elif isinstance(outcome, OSError) and outcome.errno in FULL:
+        outcome = DiskError(f"the client cannot write its state: {outcome.strerror}")
     if isinstance(outcome, HyperbloomError):
         log.error("%s failed: %s", message.metadata.message_type, outcome)
         text = "its data cannot be read; its own log says why" if isinstance(outcome, DataError) else str(outcome)

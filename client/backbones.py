@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hyperbloom.common.errors import ConnectionFailed, HyperbloomError, ModelError, describe
+from hyperbloom.common.errors import ConnectionFailed, ModelError, describe
 from hyperbloom.common.handout import PATTERNS
 from hyperbloom.common.program.commands import FOLDER, Flag, command, group
 
@@ -31,7 +31,8 @@ def _get(name: str, revision: str | None, root: Path | None) -> None:
         import huggingface_hub
     except ImportError:
         raise ModelError("backbone get: needs huggingface_hub: pip install 'hyperbloom[backbone]'") from None
-    folder = _root(root) / name.replace("/", "--")
+    root = root or Path(os.environ.get("HYPERBLOOM_BACKBONES") or "~/.cache/hyperbloom/backbones").expanduser()
+    folder = root / name.replace("/", "--")
     try:
         huggingface_hub.snapshot_download(name, revision=revision, local_dir=folder, allow_patterns=list(PATTERNS))
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
@@ -41,32 +42,14 @@ def _get(name: str, revision: str | None, root: Path | None) -> None:
 
 @command(
     "check",
-    click.Argument(["where"], help="folder, or package.module:function"),
+    click.Argument(["where"], help="folders, or package.module:function", nargs=-1, required=True),
     _SHAPE,
     example="flower-client backbone check vit-tiny",
 )
-def _check(where: str, input_shape: str | None) -> None:
-    """Load a network, and print the digest that servers compare."""
-    print(f"{where}: {_told(where, input_shape)}")
-
-
-@command("list", _ROOT, example="flower-client backbone list")
-def _list(root: Path | None) -> int:
-    """List what `get` has fetched; code 1: one cannot be loaded."""
-    found, failed = sorted(path.parent for path in _root(root).glob("*/config.json")), 0
-    for folder in found:
-        try:
-            print(f"{folder}: {_told(folder, None)}", flush=True)
-        except HyperbloomError as error:
-            failed = 1
-            print(f"{folder}: {error}", flush=True)
-    if not found:
-        print(f"no networks in {_root(root)}; flower-client backbone get NAME fetches one")
-    return failed
-
-
-def _root(root: Path | None) -> Path:
-    return (root or Path(os.environ.get("HYPERBLOOM_BACKBONES") or "~/.cache/hyperbloom/backbones")).expanduser()
+def _check(where: tuple[str, ...], input_shape: str | None) -> None:
+    """Load networks, and print the digests that servers compare."""
+    for each in where:
+        print(f"{each}: {_told(each, input_shape)}", flush=True)
 
 
 def _told(where: Any, input_shape: str | None) -> str:
@@ -76,6 +59,8 @@ def _told(where: Any, input_shape: str | None) -> str:
 
     try:
         shape = tuple(map(int, input_shape.split(","))) if input_shape else usual_shape(str(where))
+        if min(shape) < 1:
+            raise ValueError
     except ValueError:
         raise ModelError(f"--input-shape: expected numbers such as 3,32,32, found {input_shape}") from None
     spec = ModelSpec(BACKBONE, "M", shape, 2, "head", str(where))
@@ -85,9 +70,9 @@ def _told(where: Any, input_shape: str | None) -> str:
 
 backbone = group(
     "backbone",
-    """Fetch, check and list pretrained networks (--backbone).
+    """Fetch and check pretrained networks (--backbone).
 
     Nothing is fetched while a client runs.""",
-    *(_get, _check, _list),
+    *(_get, _check),
     example="flower-client backbone check vit-tiny",
 )

@@ -85,8 +85,9 @@ def check_security(flags: Mapping[str, Any]) -> None:
         raise ConfigError(f"--root-certificates: expected a file, found none at {ca}")
     try:
         ssl.create_default_context(cafile=ca)
-    except ssl.SSLError:
-        raise ConfigError(f"--root-certificates: expected certificates (PEM) in {ca}, found none") from None
+    except OSError as error:
+        found = "none" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(f"--root-certificates: expected certificates (PEM) in {ca}, found {found}") from None
     if times:
         check_insecure("--server", flags["server"].rsplit(":", 1)[0], times)
     elif not (key or flags["stock_superlink"] or flags["http"]):  # those may let in whoever comes
@@ -105,9 +106,9 @@ def enrolled(flags: Mapping[str, Any], name: str, folder: "Path") -> dict[str, A
     """
     from hyperbloom.client.link.enrolment import enrol
 
-    alone = flags["insecure"] or flags["key"] or flags["root_certificates"]
+    alone = [name for name in ("insecure", "key", "root_certificates", "stock_superlink", "http") if flags[name]]
     if alone and flags["token"]:
-        raise ConfigError("--token or HYPERBLOOM_TOKEN: expected without --key, --root-certificates and --insecure")
+        raise ConfigError(f"--token or HYPERBLOOM_TOKEN: expected without --{alone[0].replace('_', '-')}")
     return {**flags, "secret": ""} if alone else {**flags, **enrol(flags["server"], flags["token"], name, folder)}
 
 

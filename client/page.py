@@ -1,6 +1,7 @@
 """A site's own page: `flower-client --web`, and `flower-client watch`. Made from the state folder alone, read-only."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,9 @@ def page(folder: Path) -> bytes:
         now=time.time(),
         trained=max((each[2] for kind, each in ledger["kinds"].items() if kind in TRAINING), default=None),
         budget=[(kind, counts[kind], limits[kind]) for kind in counts if limits[kind] is not None],
-        epsilons=[f"{epsilon_of([noise] * count, DELTA):.4g}" if noise else "0" for noise, count in noisy],
+        epsilons=[
+            f"{epsilon_of([noise / math.sqrt(count)], DELTA):.4g}" if noise and count else "0" for noise, count in noisy
+        ],
         plain=sum(each[0] for kind, each in ledger["kinds"].items() if kind in CHANGES) - ledger["noisy"],
         gain=_gain(folder),
         delta=DELTA,

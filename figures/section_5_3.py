@@ -45,7 +45,7 @@ def deal_section_5_3(pool: Pool, spec: DataSpec) -> Deal:
     for attempt in range(REDRAWS):
         rng = generator(spec.seed, "section-5.3", attempt)
         drawn = np.stack([rng.dirichlet(np.full(pool.num_strata, alpha)) for alpha in alphas])
-        deal = by_shares(pool, drawn / drawn.sum(axis=0), spec.seed, "section-5.3")
+        deal = by_shares(pool, drawn, spec.seed, "section-5.3")
         if all(len(np.unique(owners[owners != NOBODY])) == spec.partitions for owners in deal.owners.values()):
             return deal
     raise DataError(
@@ -60,7 +60,7 @@ def deal_section_5_5(pool: Pool, spec: DataSpec) -> Deal:
         found = f"{pool.num_strata} classes and {spec.partitions} clients"
         raise DataError(f"split 'section-5.5': expected CIFAR-100 and a multiple of 20 clients, found {found}")
     superclass = np.array([int(letter, 20) for letter in SUPERCLASSES])
-    shares = (np.arange(spec.partitions)[:, None] % 20 == superclass) * (20 / spec.partitions)
+    shares = (np.arange(spec.partitions)[:, None] % 20 == superclass).astype(float)
     return by_shares(pool, shares, spec.seed, "section-5.5")
 
 

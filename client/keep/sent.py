@@ -74,6 +74,7 @@ def read_sent(folder: Path) -> dict[str, Any]:
     """Return the ledger in a state folder; an empty one if there is none, or it is damaged."""
     try:
         ledger: dict[str, Any] = json.loads((folder / SENT).read_text(encoding="utf-8"))
-        return ledger if isinstance(ledger["kinds"], dict) else {}
-    except (OSError, ValueError, TypeError, KeyError):
+        whole = {"limits", "least", "noisy"} <= ledger.keys() and isinstance(ledger["kinds"], dict)
+        return ledger if whole else {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}

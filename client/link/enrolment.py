@@ -28,7 +28,7 @@ def enrol(address: str, text: str | None, name: str, folder: Path) -> dict[str, 
 
     Raises:
         ConfigError: the token is damaged.
-        ConnectionFailed: nothing answers, or the server is another one than the token's.
+        ConnectionFailed: the server is another one than the token's.
     """
     here, token = folder / "servers" / re.sub(r"[^A-Za-z0-9.-]", "_", address), Token.parse(text) if text else None
     known = [each.parent for each in folder.glob("servers/*/ca.pem") if not token or server_of(each) == token.server]
@@ -48,16 +48,20 @@ def enrol(address: str, text: str | None, name: str, folder: Path) -> dict[str, 
 def _ca(address: str, expected: str) -> bytes:
     """Wait for a server; return the CA's certificate in PEM that it shows, if it has the expected fingerprint."""
     place, told = place_of(address), False
-    while not (shown := shown_certificates(*place, PROBE_S)) and (why := _refused(place)):
+    while not (shown := shown_certificates(*place, PROBE_S)):
         if not told:
+            why = (
+                _refused(place) or "it shows no certificate; is it the Fleet port, and was it started with --insecure?"
+            )
             log.warning("%s does not answer (%s); trying until it does (Ctrl-C leaves)", address, why)
         told = True
         time.sleep(RETRY_S)
     for each in shown:
         if name_of(each) == expected:
             return each.public_bytes(Encoding.PEM)
-    what = "is another server than the token's" if shown else "does not speak TLS"
-    raise ConnectionFailed(f"--token: {address} {what}; nothing was sent to it. Ask whoever runs the server")
+    raise ConnectionFailed(
+        f"--token: {address} is another server than the token's; nothing was sent to it. Ask whoever runs the server"
+    )
 
 
 def _refused(place: tuple[str, int]) -> str:

@@ -24,8 +24,8 @@ REASONS = {
     "certificate is not yet valid": "its certificate does not hold yet; is this machine's clock right?",
     "Hostname Verification Check failed": _NAME,
     "mismatch, certificate is not valid": _NAME,
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the CA of --root-certificates, or of this system "
-    "without this flag; get the ca.pem of this server from whoever runs it, and give it there",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the CA that this client trusts (of its token, of "
+    "--root-certificates, or of this system); ask whoever runs it for a token, or for ca.pem where you give --key",
     "WRONG_VERSION_NUMBER": "it does not speak TLS; is it the Fleet port, and was the server started with --insecure?",
     "Invalid signature": "it refuses signatures that name the CA of --root-certificates; get the ca.pem of this server "
     "from whoever runs it, or say --stock-superlink if they tell you that it is Flower's own SuperLink",

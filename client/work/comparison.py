@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -47,13 +48,21 @@ class _Trial:
 
 @enough_memory()
 def compare(client: Client, order: CompareOrder) -> CompareResult:
-    """Compare with training alone, tell this client's user, and keep the best model for `flower-client export`."""
+    """Compare with training alone, tell this client's user, and keep the best model for `flower-client export`.
+
+    Raises:
+        HyperbloomError: the user allows no more scores. The user is told, and the model kept, all the same.
+    """
     sgd = order.sgd
     if not order.metrics:
         raise WireError("order: expected metrics to compare by")
     if min(order.rounds, sgd.steps, sgd.batch_size) < 1 or order.rounds * sgd.steps > MOST_COMPARED:
         raise WireError(f"order: expected 1 to {MOST_COMPARED} steps, found {order.rounds} rounds of {sgd.steps}")
-    count_score(client, order, loaded_network(client, order.target, order.weights).module)
+    module = loaded_network(client, order.target, order.weights).module
+    return count_score(client, order, module, partial(_compared, client, order))
+
+
+def _compared(client: Client, order: CompareOrder) -> CompareResult:
     with client.hide_own_model():
         trials = dict(_trials(client, order))
     gain, name = _gain(trials, client.test_data, order.metrics[0]), client.settings.client_id

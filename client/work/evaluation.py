@@ -1,6 +1,9 @@
 """The handler of an evaluation order."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from torch import Tensor, nn
 
@@ -16,6 +19,7 @@ from hyperbloom.common.models import ALL, FORM, OWN, ModelSpec
 from hyperbloom.common.models.parts import running_norms
 from hyperbloom.common.wire.orders import REFINED, EvaluateOrder, EvaluateResult, SplitScore
 
+ResultT = TypeVar("ResultT")
 log = logging.getLogger("hyperbloom.client")
 
 
@@ -29,14 +33,7 @@ def evaluate_order(client: Client, order: EvaluateOrder) -> EvaluateResult:
     network = load(client, order.scope, order.target, order.weights)
     if order.target.private == "copy":
         network.shared.load(network.personal.values)
-    refused, result = attempt(count_score, client, order, network.module), attempt(_score, client, order, network)
-    if isinstance(refused, Exception):  # the server does not learn how the scoring went
-        if isinstance(result, Exception):
-            log.error("the model cannot be scored here: %s", describe(result))
-        raise refused
-    if isinstance(result, Exception):
-        raise result
-    return result
+    return count_score(client, order, network.module, partial(_score, client, order, network))
 
 
 def _score(client: Client, order: EvaluateOrder, network: Loaded) -> EvaluateResult:
@@ -50,14 +47,21 @@ def _score(client: Client, order: EvaluateOrder, network: Loaded) -> EvaluateRes
     return EvaluateResult(val, test)
 
 
-def count_score(client: Client, order: EvaluateOrder, module: nn.Module) -> None:
-    """Count a score that depends on training examples: the loss of a refined model can reveal their labels.
+def count_score(client: Client, order: EvaluateOrder, module: nn.Module, score: Callable[[], ResultT]) -> ResultT:
+    """Return what `score` returns, and count it if it depends on training examples: a loss can reveal their labels.
 
     Raises:
-        HyperbloomError: the user allows no more scores.
+        HyperbloomError: the user allows no more scores. `score` is called all the same, to keep the client's own model.
     """
-    if order.target.private != "none" or order.refinement is not None or running_norms(module):
-        client.releases.spend("scores")
+    counts = order.target.private != "none" or order.refinement is not None or running_norms(module)
+    refused, result = attempt(client.releases.spend, "scores") if counts else None, attempt(score)
+    if isinstance(refused, Exception):  # the server does not learn how the scoring went
+        if isinstance(result, Exception):
+            log.error("the model cannot be scored here: %s", describe(result))
+        raise refused
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def personal_model(client: Client, order: EvaluateOrder, network: Loaded) -> tuple[nn.Module, tuple[Examples, ...]]:

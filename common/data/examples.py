@@ -84,8 +84,9 @@ class Examples:
         images = self.inputs.ndim == 4
         inputs = self.inputs.permute(0, 2, 3, 1) if images else self.inputs  # as `to` lays images out
         with TemporaryFile(dir=folder) as file:
-            mapped = np.memmap(file, np.float32, "w+", shape=tuple(inputs.shape))
-        mapped[:] = inputs.numpy()
+            file.write(np.ascontiguousarray(inputs.numpy()).data)  # on a full disk, to write to a map ends the process
+            file.flush()
+            mapped = np.memmap(file, np.float32, "r+", shape=tuple(inputs.shape))
         paged = torch.from_numpy(mapped)
         return replace(self, inputs=paged.permute(0, 3, 1, 2) if images else paged)
 

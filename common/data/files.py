@@ -39,15 +39,21 @@ def missing(name: str, places: Sequence[Path], root: Path, how: str) -> DataErro
 
 
 def read_arrays(path: Path) -> dict[str, AnyArray]:
-    """Read all arrays of an `.npz` file; DataError if it is corrupt, or holds pickles, which could run code."""
+    """Read all arrays of an `.npz` file, or that of an `.npy` file as `x`.
+
+    Raises:
+        DataError: It is corrupt, or holds pickles, which could run code.
+    """
     try:
         # Open the file here, because numpy does not close it if the content is no archive.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
+        with path.open("rb") as raw:
+            found = np.load(raw, allow_pickle=False)
+            return {"x": found} if isinstance(found, np.ndarray) else {key: found[key] for key in found.files}
     except _UNREADABLE as error:
-        why = error if zipfile.is_zipfile(path) else "no zip archive, or one that was cut off"
+        whole = path.suffix.lower() == ".npy" or zipfile.is_zipfile(path)
+        why = error if whole else "no zip archive, or one that was cut off"
         size = path.stat().st_size
-        raise DataError(f"{path}: expected a whole .npz of plain arrays, found {size} bytes: {why}") from error
+        raise DataError(f"{path}: expected a whole {path.suffix} of plain arrays, found {size} bytes: {why}") from error
 
 
 def download(dataset: str, root: Path) -> None:

@@ -16,7 +16,7 @@ from hyperbloom.common.data.pool import Pool, Portion
 from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.data.schema import propose_classes, read_labels
 from hyperbloom.common.data.spec import DataSpec
-from hyperbloom.common.data.table import read_cells
+from hyperbloom.common.data.table import read_cells, units_of
 from hyperbloom.common.errors import DataError
 
 log = logging.getLogger("hyperbloom.client")
@@ -85,7 +85,7 @@ def _read_listed(root: Path, spec: DataSpec) -> Pool:
         raise DataError(f"{where}: expected the names of images below {root}, found {absent}, which is no file")
     classes = tuple(_numbered(propose_classes(table, label)))
     whole = Portion.of(_images(paths), read_labels(table, label, classes, where))
-    units = {f"{name}s": [np.array(table[name])] for name in ("owner", "group") if name in table}
+    units = units_of(table, {f"{name}s": name for name in ("owner", "group") if name in table}, where)
     return build_pool(str(root), {where: whole}, spec.seed, classes or label, units)
 
 

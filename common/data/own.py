@@ -267,7 +267,7 @@ def _pool(function: Callable[[], object], name: str) -> Pool:
         return value
     if isinstance(value, ClientData):
         train, val, test = (
-            Portion.of(part.inputs.cpu().numpy(), part.labels.cpu().numpy())
+            replace(Portion.of(part.inputs.cpu().numpy(), part.labels.cpu().numpy()), groups=part.groups)
             for part in (value.train, value.val, value.test)
         )
         return Pool(name, train, val, test, value.class_names, Scaling(1.0))

@@ -8,7 +8,7 @@ same in the training, validation and test sets.
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ def deal_to_clients(pool: Pool, spec: DataSpec) -> Deal:
         _, firsts[name], followers[name] = np.unique(groups, return_index=True, return_inverse=True)
     leaders = replace(pool, **{name: getattr(pool, name).choose(first) for name, first in firsts.items()})
     dealt = deal(leaders, spec)
-    return replace(dealt, owners={name: owners[followers[name]] for name, owners in dealt.owners.items()})
+    return replace(dealt, owners={**dealt.owners, **{name: dealt.owners[name][of] for name, of in followers.items()}})
 
 
 def deal_shares(pool: Pool, spec: DataSpec) -> Deal:
@@ -89,8 +89,7 @@ def deal_shares(pool: Pool, spec: DataSpec) -> Deal:
     owned = _assign(spec.partitions, len(present), spec.classes_per_client, generator(spec.seed, "shares", "classes"))
     weights = np.zeros((spec.partitions, pool.num_strata))
     weights[:, present] = owned * generator(spec.seed, "shares", "weights").uniform(0.4, 0.6, owned.shape)
-    totals = weights.sum(axis=0)
-    return by_shares(pool, weights / np.where(totals > 0, totals, 1.0), spec.seed, "shares")
+    return by_shares(pool, weights, spec.seed, "shares")
 
 
 def _assign(clients: int, classes: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -121,9 +120,7 @@ def _following(pool: Pool, train: IntArray, spec: DataSpec) -> Deal:
     """Return the deal with these owners of the training examples; the others follow each client's class shares."""
     dealt, counts = train != NOBODY, np.zeros((spec.partitions, pool.num_strata))
     np.add.at(counts, (train[dealt], pool.strata["train"][dealt]), 1.0)
-    totals = counts.sum(axis=0)
-    followed = by_shares(pool, counts / np.where(totals > 0, totals, 1.0), spec.seed, spec.split)
-    return Deal({**followed.owners, "train": train})
+    return Deal({**by_shares(pool, counts, spec.seed, spec.split).owners, "train": train})
 
 
 def deal_as_flower(pool: Pool, spec: DataSpec) -> Deal:
@@ -143,7 +140,7 @@ def deal_dirichlet(pool: Pool, spec: DataSpec) -> Deal:
     for attempt in range(REDRAWS):
         rng = generator(spec.seed, "dirichlet", attempt)
         wanted = rng.dirichlet(np.full(len(stock), spec.alpha), size=spec.partitions)
-        deal = by_shares(pool, _drawn(wanted, stock, rng) / np.maximum(stock, 1), spec.seed, "dirichlet")
+        deal = by_shares(pool, _drawn(wanted, stock, rng), spec.seed, "dirichlet")
         if all(len(np.unique(owners[owners != NOBODY])) == spec.partitions for owners in deal.owners.values()):
             return deal
     raise DataError(
@@ -227,8 +224,9 @@ def deal_owners(pool: Pool, spec: DataSpec) -> Deal:
     return Deal({name: client_of[part.owners] for name, part in pool.portions.items()})
 
 
-def by_shares(pool: Pool, shares: Shares, seed: int, purpose: str) -> Deal:
-    """Cut every class of every portion by the same `shares`, `(clients, num_classes)`."""
+def by_shares(pool: Pool, weights: NDArray[Any], seed: int, purpose: str) -> Deal:
+    """Cut every class of every portion in proportion to the same `weights`, `(clients, num_classes)`."""
+    shares = weights / np.maximum(weights.sum(axis=0), TINY)
     return Deal({name: _cut(strata, shares, generator(seed, purpose, name)) for name, strata in pool.strata.items()})
 
 

@@ -9,6 +9,7 @@ missing.
 import csv
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hyperbloom.common.data.draws import FIXED_SEED
 from hyperbloom.common.data.files import need
 from hyperbloom.common.data.own import build_pool
 from hyperbloom.common.data.pool import Pool, Portion
+from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.data.schema import FIRST_ROW, MISSING, Schema, Table, left_out, load_schema, plain, propose
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.data.texts import most_tokens
@@ -69,14 +71,18 @@ def _pool(
     name: str, table: Table, schema: Schema, units: dict[str, str | None], seed: int, backbone: str | None = None
 ) -> Pool:
     whole = Portion.of(schema.inputs(table, name, backbone), schema.labels(table, name))
-    columns = {kind: column for kind, column in units.items() if column}
+    cells = units_of(table, {kind: column for kind, column in units.items() if column}, name)
+    return replace(build_pool(name, {name: whole}, seed, schema.classes or schema.label, cells), schema=schema)
+
+
+def units_of(table: Table, columns: Mapping[str, str], name: str) -> dict[str, list[AnyArray]]:
+    """Return the cells of the columns of owners and groups, by kind; DataError if a column or a cell is missing."""
     if absent := [column for column in columns.values() if column not in table]:
         raise DataError(f"{name}: expected a column {absent[0]!r} of owners or groups, found {', '.join(table)[:200]}")
     for column in columns.values():
         if empty := [row + FIRST_ROW for row, cell in enumerate(table[column]) if cell in MISSING]:
             raise DataError(f"{name}: row {empty[0]}, column {column!r}: expected whose the row is, found nothing")
-    cells = {kind: [np.array(table[column])] for kind, column in columns.items()}
-    return replace(build_pool(name, {name: whole}, seed, schema.classes or schema.label, cells), schema=schema)
+    return {kind: [np.array(table[column])] for kind, column in columns.items()}
 
 
 def read_cells(path: Path) -> Table:

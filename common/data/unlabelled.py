@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
-from tokenize import TokenError
 
 import numpy as np
 import torch
@@ -138,15 +137,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def _load(path: Path) -> AnyArray:
-    if path.suffix.lower() == ".npz":
-        arrays = read_arrays(path)
-        if "x" in arrays:
-            return arrays["x"]
-        if len(arrays) == 1:
-            return next(iter(arrays.values()))
-        raise DataError(f"{path}: expected an array named x, found {', '.join(sorted(arrays)) or 'none'}")
-    try:
-        with path.open("rb") as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
-        raise DataError(f"{path}: expected an array in numpy's format, found: {error}") from None
+    arrays = read_arrays(path)
+    if "x" in arrays:
+        return arrays["x"]
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    raise DataError(f"{path}: expected an array named x, found {', '.join(sorted(arrays)) or 'none'}")

@@ -105,11 +105,13 @@ def serve_in_child(command: Sequence[str], address: str) -> Iterator[str]:
     # Who speaks no HTTP to the page fills a pipe that nobody reads, and then the page stands still.
     drain = threading.Thread(target=deque, args=(child.stdout, 0), daemon=True)
     try:
-        line = child.stdout.readline().strip()
-        if not line.startswith("live page:"):
-            raise ConnectionFailed(line or f"--web {address}: the page could not be started")
+        line = ""
+        while not line.startswith("live page:"):  # the system may warn of something before
+            said, line = line, child.stdout.readline()
+            if not line:
+                raise ConnectionFailed(said.strip() or f"--web {address}: the page could not be started")
         drain.start()
-        yield line
+        yield line.strip()
     finally:
         end_children([child], 0.0)
         if drain.ident is not None:

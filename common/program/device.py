@@ -22,8 +22,8 @@ def pick_device(name: str, mps: bool = True) -> torch.device:
         return torch.device("mps" if mps and torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(1, device=device).cpu()  # "meta" holds no numbers
+    except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"--device: expected auto or a device of this machine, found {name!r} ({reason})") from None
     return device

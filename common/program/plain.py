@@ -30,8 +30,9 @@ def check_insecure(where: str, host: str, times: int) -> None:
 def place_of(address: str, flag: str = "--server") -> tuple[str, int]:
     """Return the host and the port of `HOST:PORT`; ConfigError if the address is none."""
     host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
-        raise ConfigError(f"{flag}: expected HOST:PORT, such as gpu-box:9092; found {address!r}")
+    bare = ":" in host and host[:1] != "["  # of an IPv6 address, whose last group is no port
+    if not host or bare or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
+        raise ConfigError(f"{flag}: expected HOST:PORT, such as gpu-box:9092 or [::1]:9092; found {address!r}")
     return host.strip("[]"), int(port)
 
 

@@ -144,13 +144,14 @@ def name_of(ca: x509.Certificate) -> str:
 def shown_certificates(host: str, port: int, timeout_s: float) -> list[x509.Certificate]:
     """Return the certificates that a port shows, its own first, without verification or a request.
 
-    There are none if it does not speak TLS.
+    There are none if it does not speak TLS, or nobody answers.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])  # gRPC refuses handshakes without it and logs them
     try:
-        with socket.create_connection((host, port), timeout_s) as plain, context.wrap_socket(plain) as secured:
+        plain = socket.create_connection((host, port), timeout_s)
+        with plain, context.wrap_socket(plain, server_hostname=host) as secured:
             # Public from Python 3.13 on; the object below has had it since 3.10.
             shown = secured._sslobj.get_unverified_chain() or []  # type: ignore[attr-defined]
             return [x509.load_pem_x509_certificate(each.public_bytes().encode()) for each in shown]

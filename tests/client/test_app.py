@@ -1,5 +1,6 @@
 """The app: each order reaches its handler, and what goes wrong becomes an answer with a reason."""
 
+import errno
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -114,6 +115,17 @@ def test_content_that_is_no_order_is_answered_with_a_reason(make_worker: MakeWor
     answer = unpack_answer(TrainResult, app(order, context(make_worker().settings)).content)
     assert isinstance(answer, Failed) and answer.reason is Reason.UNFIT
     assert answer.text.startswith("TrainOrder.scope.run_id is missing")
+
+
+def test_a_full_disk_is_told_without_its_path(make_worker: MakeWorker) -> None:
+    def full(_: Context, __: Greeting) -> Introduction:
+        raise OSError(errno.ENOSPC, "No space left on device", "/home/somebody/schema.json")
+
+    own = ClientApp()
+    serve(own, Greeting, full)
+    greeted = own(message(Greeting("1")), context(make_worker("ward-7").settings))
+    told = Failed(Reason.FAILED, "the client cannot write its state: No space left on device")
+    assert unpack_answer(Introduction, greeted.content) == told
 
 
 def test_a_defect_goes_on_to_flower() -> None:

@@ -109,7 +109,7 @@ def test_a_fetched_network_is_checked_and_named(hub: Hub, tmp_path: Path, capsys
     assert done.stdout.startswith(f"{folder}: {digest}, ")
     assert {path.name for path in folder.iterdir() if path.is_file()} == {"config.json", "model.safetensors"}
     assert {name for _, name in hub.asked} == {"config.json", "model.safetensors"}, "no code and no pickle is asked for"
-    assert main(["backbone", "list", "--root", str(tmp_path / "root")]) == 0
+    assert main(["backbone", "check", str(folder)]) == 0
     assert capsys.readouterr().out.startswith(f"{folder}: {digest}, ")
 
 
@@ -167,12 +167,17 @@ def test_rows_longer_than_the_network_reads_are_refused_at_once(tmp_path: Path) 
         load_backbone(folder, (9,), 2)
 
 
-def test_a_broken_network_is_listed_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_networks_are_checked_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image_folder(tmp_path / "b")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/config.json").write_text("{}")
-    assert main(["backbone", "list", "--root", str(tmp_path)]) == 1
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{tmp_path}/a: --") and second.startswith(f"{tmp_path}/b: sha256:")
-    assert main(["backbone", "list", "--root", str(tmp_path / "none")]) == 0
-    assert capsys.readouterr().out.startswith("no networks in")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/config.json").write_text("{}")
+    assert main(["backbone", "check", str(tmp_path / "b"), str(tmp_path / "c")]) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith(f"{tmp_path}/b: sha256:") and f"{tmp_path}/c does not say what it takes" in told.err
+
+
+@pytest.mark.parametrize("shape", ["3,32,none", "-1,3,3", "3,0,32"])
+def test_an_input_shape_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], shape: str) -> None:
+    image_folder(tmp_path / "b")
+    assert main(["backbone", "check", str(tmp_path / "b"), f"--input-shape={shape}"]) == 2
+    assert f"--input-shape: expected numbers such as 3,32,32, found {shape}" in capsys.readouterr().err

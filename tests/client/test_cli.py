@@ -1,5 +1,6 @@
 """`flower-client`: what its flags mean, what it says of wrong ones, and what it leaves behind."""
 
+import errno
 import logging
 import os
 import subprocess
@@ -14,7 +15,7 @@ import torch
 
 from hyperbloom import __version__
 from hyperbloom.client.cli import flower_client, main
-from hyperbloom.client.flags import log_to
+from hyperbloom.client.flags import enrolled, log_to
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.link import runtime
 from hyperbloom.client.link.server import Link
@@ -22,7 +23,7 @@ from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
 from hyperbloom.client.work.introduction import introduce
 from hyperbloom.common.data import DATASETS, PARTITIONERS, DataSpec, published
-from hyperbloom.common.errors import ConnectionFailed, DataError, HyperbloomError, RefusedError
+from hyperbloom.common.errors import ConfigError, ConnectionFailed, DataError, HyperbloomError, RefusedError
 from hyperbloom.common.secrecy.keys import make_key, public_pem, read_private_key, write_private_key
 from hyperbloom.common.wire.orders import Greeting
 from hyperbloom.server.access.certificates import init
@@ -130,6 +131,32 @@ def test_flowers_superlink_over_http_signs_for_nobody_and_may_ask_for_no_key(
     assert [(link.key is None, link.insecure) for link in links] == [(False, False), (True, False), (True, True)]
 
 
+@pytest.mark.parametrize("flag", ["stock_superlink", "http"])
+def test_what_was_enrolled_elsewhere_is_not_used_for_a_superlink_of_flower(tmp_path: Path, flag: str) -> None:
+    """Its certificate is of another CA, perhaps a public one."""
+    (tmp_path / "servers/a_9092").mkdir(parents=True)
+    (tmp_path / "servers/a_9092/ca.pem").write_text("")
+    flags = dict.fromkeys(("insecure", "key", "root_certificates", "token", "stock_superlink", "http"))
+    flags |= {"server": "other:443", flag: True}
+    assert enrolled(flags, "ward-7", tmp_path) == {**flags, "secret": ""}
+    with pytest.raises(ConfigError, match=f"HYPERBLOOM_TOKEN: expected without --{flag.replace('_', '-')}"):
+        enrolled({**flags, "token": "HB1"}, "ward-7", tmp_path)
+
+
+def test_certificates_that_cannot_be_read_are_told(
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str], ca: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read all."""
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("hyperbloom.client.flags.ssl.create_default_context", refuse)
+    assert start("--root-certificates", str(ca)) == 2
+    expected = f"--root-certificates: expected certificates (PEM) in {ca}, found Permission denied"
+    assert capsys.readouterr().err == f"flower-client: {expected}\n"
+
+
 def test_without_a_key_there_is_plain_text_only(
     start: Callable[..., int], capsys: pytest.CaptureFixture[str], joined: Joined, ca: Path, key: Path
 ) -> None:
@@ -143,10 +170,7 @@ def test_without_a_key_there_is_plain_text_only(
     assert "--key: expected without --insecure" in capsys.readouterr().err
     for alone in (["--insecure"], ["--key", str(key)], ["--root-certificates", str(ca)]):
         assert start(*alone, "--token", "HB1") == 2
-        assert (
-            "--token or HYPERBLOOM_TOKEN: expected without --key, --root-certificates and --insecure"
-            in capsys.readouterr().err
-        )
+        assert f"--token or HYPERBLOOM_TOKEN: expected without {alone[0]}" in capsys.readouterr().err
     assert start("--insecure", "--stock-superlink") == 2
     assert "--stock-superlink: expected without --insecure" in capsys.readouterr().err
     key.chmod(0o644)
@@ -308,7 +332,9 @@ def test_an_address_without_a_port_is_told_before_anything_is_tried(
     write_private_key(tmp_path / "key.pem", make_key())
     words = f"--server {server} --key {tmp_path / 'key.pem'} --client-id a --data digits --state-dir {tmp_path / 'a'}"
     assert main(words.split()) == 2
-    assert f"--server: expected HOST:PORT, such as gpu-box:9092; found '{server}'" in capsys.readouterr().err
+    assert (
+        f"--server: expected HOST:PORT, such as gpu-box:9092 or [::1]:9092; found '{server}'" in capsys.readouterr().err
+    )
 
 
 # ---------------------------------------------------------------------- how it ends

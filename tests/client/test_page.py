@@ -68,6 +68,19 @@ def test_the_budget_is_what_the_ledger_counts(tmp_path: Path) -> None:
         page(tmp_path)
 
 
+def test_a_bound_that_is_none_in_practice_is_computed_at_once(tmp_path: Path) -> None:
+    write(tmp_path, min_noise=8.0, max_changes=10**12)
+    assert f"and {epsilon_of([8e-6], 1e-5):.4g} for all that may" in text_of(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"kinds": {}}', '{"kinds": [], "limits": 1, "least": 1, "noisy": 1}'])
+def test_a_damaged_record_of_what_was_sent_is_none(content: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "sent.json").write_text(content)
+    with pytest.raises(ConfigError, match=re.escape(f"no sent.json in {tmp_path}")):
+        page(tmp_path)
+
+
 def test_no_epsilon_is_claimed_for_what_left_without_noise(tmp_path: Path) -> None:
     write(tmp_path, max_changes=40)
     write(tmp_path, min_noise=8.0)

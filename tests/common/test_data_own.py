@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,11 @@ def client_data():
     part = Examples(torch.ones(6, 2), torch.arange(6) % 2)
     return ClientData(part, part, part, 3, ("a", "b", "c"))
 
+def patients():
+    train = Examples(torch.arange(80.0).view(80, 1), torch.arange(80) % 2, groups=np.arange(80) // 4)
+    part = Examples(torch.ones(6, 1), torch.arange(6) % 2)
+    return ClientData(train, part, part, 2, ("a", "b"))
+
 INPUTS, LABELS = torch.ones(6, 2), torch.arange(6)
 
 def shared():
@@ -352,6 +358,14 @@ def test_functions_return_arrays_tensors_or_client_data(functions: str) -> None:
     data = load(f"{functions}:client_data", split="iid", partition=1, partitions=3)
     assert (sizes(data), data.class_names) == ([2, 2, 2], ("a", "b", "c"))
     assert sys.path == path
+
+
+def test_the_groups_of_what_a_function_returns_stay_together(functions: str) -> None:
+    spec = DataSpec(f"{functions}:patients", split="iid", partitions=2)
+    found = [load_client_data(replace(spec, partition=each)).train for each in (0, 1)]
+    patients = [set((each.inputs[:, 0] // 4).tolist()) for each in found]
+    assert len(patients[0]) == len(patients[1]) == 10 and not patients[0] & patients[1]
+    assert all(each.groups is not None and len(set(each.groups.tolist())) == 10 for each in found)
 
 
 @pytest.mark.parametrize(

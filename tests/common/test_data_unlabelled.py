@@ -90,7 +90,7 @@ def test_digits_as_image_files_are_what_training_sees(tmp_path: Path) -> None:
         (np.zeros((2, 5)), SHAPE, r"expected inputs of shape \(3, 4, 6\)"),
         (np.array([["a"]]), (1,), "expected numbers"),
         (np.full((1, 3), np.nan), (3,), "expected finite"),
-        (np.array([{}], dtype=object), (1,), "expected an array in numpy's format"),
+        (np.array([{}], dtype=object), (1,), r"expected a whole \.npy of plain arrays"),
     ],
 )
 def test_wrong_arrays_are_told(tmp_path: Path, content: object, shape: tuple[int, ...], error: str) -> None:
@@ -114,10 +114,12 @@ def test_wrong_files_are_told(tmp_path: Path) -> None:
     np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
     with pytest.raises(DataError, match="expected an array named x, found a, b"):
         read(tmp_path / "two.npz")
-    (tmp_path / "two.npz").rename(tmp_path / "named.npy")
+    header = struct.pack("<6sBBH", b"\x93NUMPY", 1, 0, 70)
+    claim = "{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000, 4)}"
+    (tmp_path / "huge.npy").write_bytes(header + claim.ljust(70).encode())
     (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY\x01\x00\x0a\x00{'descr': (\n")
-    for name in ("named.npy", "broken.npy"):
-        with pytest.raises(DataError, match=f"{name}: expected an array in numpy's format"):
+    for name in ("huge.npy", "broken.npy"):
+        with pytest.raises(DataError, match=rf"{name}: expected a whole \.npy of plain arrays, found"):
             read(tmp_path / name)
     large = io.BytesIO()
     Image.new("1", (16, 16)).save(large, format="PNG")

@@ -1,6 +1,7 @@
 """Enrolment against a real SuperLink over TLS, in this process."""
 
 import socket
+import ssl
 import stat
 import threading
 import time
@@ -100,23 +101,24 @@ def test_a_server_that_has_moved_knows_its_clients(
 
 
 def test_a_name_that_cannot_be_looked_up_yet_is_waited_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    server: tuple[str, Certificates],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As where a machine starts before its network."""
     monkeypatch.setattr("hyperbloom.client.link.enrolment.RETRY_S", 0.01)
-    files, port, calls = init(tmp_path / "certs", []), free_port(), []
+    (address, files), calls, connected = server, [], socket.create_connection
 
     def connect(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
         if len(calls) < 4:
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-        one, other = socket.socketpair()
-        other.close()
-        return one
+        return connected(*arguments, **options)
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    with pytest.raises(ConnectionFailed, match="does not speak TLS"):
-        enrol(f"gpu-box:{port}", str(Invitations(files).invite(None, 1, 60)), "a", tmp_path)
+    found = enrol(address, str(Invitations(files).invite(None, 1, 60)), "a", tmp_path / "state")
+    assert found["root_certificates"].read_bytes() == files.ca.read_bytes()
     assert "does not answer (Temporary failure in name resolution); trying until it does" in caplog.text
 
 
@@ -143,32 +145,56 @@ def test_nothing_is_sent_to_another_server(server: tuple[str, Certificates], tmp
     assert not (tmp_path / "state").exists()
 
 
-def test_a_port_without_tls_is_told_and_a_server_that_is_not_there_yet_is_waited_for(
+def test_a_server_that_is_not_there_yet_or_breaks_off_is_waited_for_and_gets_its_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A proxy accepts before its server is up. One that serves several sites shows the certificate of the name."""
     monkeypatch.setattr("hyperbloom.client.link.enrolment.RETRY_S", 0.05)
-    files, port = init(tmp_path / "certs", []), free_port()
+    files, port, names = init(tmp_path / "certs", []), free_port(), list[str | None]()
     token = Invitations(files).invite(None, 1, 60)
-    with pytest.raises(ConfigError, match="--server: expected HOST:PORT, such as gpu-box:9092; found 'gpu-box'"):
+    with pytest.raises(ConfigError, match=r"--server: expected HOST:PORT, such as gpu-box:9092 .*; found 'gpu-box'"):
         enrol("gpu-box", str(token), "a", tmp_path)
+    chain = tmp_path / "chain.pem"
+    chain.write_bytes(files.server.read_bytes() + files.ca.read_bytes())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, files.server_key)
+    context.sni_callback = lambda _, name, __: names.append(name)
 
-    over = threading.Event()
-
-    def plain() -> None:
+    def proxy() -> None:
         while not caplog.records:  # it says first that nobody is there
             time.sleep(0.01)
         with socket.create_server(("127.0.0.1", port)) as listening:
-            listening.settimeout(0.05)
-            while not over.is_set():
-                with suppress(TimeoutError):
-                    listening.accept()[0].close()
+            for _ in range(3):
+                listening.accept()[0].close()
+            with suppress(OSError), context.wrap_socket(listening.accept()[0], server_side=True):
+                pass
 
-    later = threading.Thread(target=plain)
+    later = threading.Thread(target=proxy)
     later.start()
-    with pytest.raises(ConnectionFailed, match="does not speak TLS"):
-        enrol(f"127.0.0.1:{port}", str(token), "a", tmp_path)
-    over.set()
+    found = enrol(f"localhost:{port}", str(token), "a", tmp_path / "state")
     later.join()
-    assert [each.message for each in caplog.records] == [
-        f"127.0.0.1:{port} does not answer (Connection refused); trying until it does (Ctrl-C leaves)"
-    ]
+    assert found["root_certificates"].read_bytes() == files.ca.read_bytes() and names == ["localhost"]
+    (said,) = [each.message for each in caplog.records]
+    assert said == f"localhost:{port} does not answer (Connection refused); trying until it does (Ctrl-C leaves)"
+
+
+def test_a_port_without_tls_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, tries = init(tmp_path / "certs", []), list[float]()
+
+    def leave(seconds: float) -> None:
+        tries.append(seconds)
+        if len(tries) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("hyperbloom.client.link.enrolment.time.sleep", leave)
+    token = Invitations(files).invite(None, 1, 60)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        accepting = threading.Thread(target=lambda: [listening.accept()[0].close() for _ in range(4)])
+        accepting.start()
+        with pytest.raises(KeyboardInterrupt):
+            enrol(f"127.0.0.1:{listening.getsockname()[1]}", str(token), "a", tmp_path / "state")
+        accepting.join()
+    (said,) = [each.message for each in caplog.records]
+    assert "(it shows no certificate; is it the Fleet port, and was it started with --insecure?); trying" in said

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -91,6 +93,30 @@ def test_with_little_memory_examples_lie_on_the_disk_and_the_result_is_the_same(
     order = train_order("none")
     one, other = (worker.answer(order).weights for worker in (usual, little))
     assert torch.equal(one.values, other.values)
+
+
+FULL = """
+import sys
+from pathlib import Path
+import torch
+from hyperbloom.common.data import Examples
+try:
+    Examples(torch.rand(1000, 100), torch.zeros(1000, dtype=torch.int64)).on_disk(Path(sys.argv[1]))
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_with_little_memory_a_full_disk_is_told(tmp_path: Path) -> None:
+    """To write to a map of a sparse file would end the process with a bus error."""
+    alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    small = f"mount -t tmpfs -o size=200k none {tmp_path}"
+    if subprocess.run([*alone, small], capture_output=True).returncode:
+        pytest.skip("this machine allows no file system of one's own")
+    done = subprocess.run(
+        [*alone, f'{small} && exec "$0" -c "$1" {tmp_path}', sys.executable, FULL], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "No space left on device\n"), done.stderr
 
 
 SCHEMA = """{"label": ["ill"], "classes": ["no", "yes"], "columns": [{"name": "age", "kind": "number", "std": 2.0}]}"""

@@ -313,6 +313,18 @@ def test_a_handful_of_examples_cannot_show_a_gain(count: int, low: float) -> Non
     assert comparison._bounds(*trials, data, "accuracy") == pytest.approx((low, 1.0))  # type: ignore[arg-type]
 
 
+def test_who_tells_no_scores_is_told_the_comparison_and_keeps_its_model(
+    make_worker: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    worker = Worker(dataclasses.replace(make_worker("ward-7").settings, max_scores=0))
+    asked = order(private="head", weights=Weights(BODY, BODY.flatten(FULL.views(SOUND.values))))
+    with pytest.raises(HyperbloomError, match=r"^the client tells no scores .* \(--max-scores\)$"):
+        worker.answer(asked)
+    _, facts = worker.state.load_scored("run-1")
+    assert facts.gain.startswith("ward-7: ") and any(facts.gain.split(": ", 1)[1] in line for line in caplog.messages)
+
+
 def test_a_training_alone_that_diverges_is_no_comparison(
     make_worker: Callable[..., Worker], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -83,3 +83,13 @@ def test_a_list_names_owners_and_groups(tmp_path: Path) -> None:
 def test_lists_that_cannot_be_used_are_named(tmp_path: Path, header: str, row: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         load_client_data(DataSpec(write_list(tmp_path, header, row)))
+
+
+@pytest.mark.parametrize("column", ["owner", "group"])
+def test_an_image_of_nobody_is_refused(tmp_path: Path, column: str) -> None:
+    """Else all of them would be one patient, or a client of their own."""
+    folder = write_list(tmp_path, f"file,ill,{column}", "scans/{i}.png,ill{h},ward-{h}")
+    path = tmp_path / "labels.csv"
+    path.write_text(path.read_text().replace("scans/7.png,ill1,ward-1", "scans/7.png,ill1,"))
+    with pytest.raises(DataError, match=rf"row 9, column '{column}': expected whose the row is, found nothing"):
+        load_client_data(DataSpec(folder))

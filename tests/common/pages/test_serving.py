@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from hyperbloom.common.errors import ConnectionFailed
 from hyperbloom.common.pages.serving import read_only, serve_in_child
 from hyperbloom.common.program import signals
 
@@ -39,6 +40,23 @@ def test_a_page_that_says_much_goes_on_and_one_that_does_not_end_is_killed(
         assert line == "live page: http://here"
         while not (tmp_path / "said").exists():
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_the_system_says_before_a_page_is_no_error_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """As a loader that warns of something at the start of every process."""
+    page = "" if ends else "print('live page: http://here', flush=True)\nimport time; time.sleep(600)"
+    (tmp_path / "warned.py").write_text(f"print('ld.so: ignored.'); print('why', flush=True)\n{page}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signals, "KILLED_S", 0.2)
+    if ends:
+        with pytest.raises(ConnectionFailed, match=r"^why$"), serve_in_child(["warned"], "0"):
+            pass
+    else:
+        with serve_in_child(["warned"], "0") as line:
+            assert line == "live page: http://here"
 
 
 ORPHANED = """

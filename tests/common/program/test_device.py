@@ -23,7 +23,7 @@ def test_auto_prefers_cuda_then_mps(monkeypatch: pytest.MonkeyPatch, cuda: bool,
     assert pick_device("auto", mps=False) == torch.device("cuda" if cuda else "cpu")
 
 
-@pytest.mark.parametrize("name", ["gpu", "", "cuda:99", "CPU", "cpu:x"])
+@pytest.mark.parametrize("name", ["gpu", "", "cuda:99", "CPU", "cpu:x", "meta", "hpu"])
 def test_a_device_that_does_not_exist_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         pick_device(name)
