@@ -181,7 +181,7 @@ class RunFolder(Listener):
         lines = ["privacy: " + line for line in promise(self.config.privacy, most)]
         if least < most:
             epsilon = epsilon_of([self.config.privacy.noise] * least, self.config.privacy.delta)
-            lines.append(f"privacy: that is who was asked most; who was asked least, {least} times: {epsilon:.4g}")
+            lines.append(f"privacy: the fewest times that a client was asked: {least}, with epsilon {epsilon:.4g}")
         return [*lines, "privacy: all clients that were asked are in privacy.json"]
 
     def round_done(self, report: RoundReport) -> None:

@@ -59,7 +59,7 @@ def test_the_guarantee_is_told_at_the_end(tmp_path: Path, capsys: pytest.Capture
     most, least = max(spent.values()), min(spent.values())
     said = capsys.readouterr().out
     assert f"asked {most} times has ({epsilon_of([30.0] * most, 1e-5):.4g}, 1e-05)-differential privacy" in said
-    assert least == most or f"who was asked least, {least} times: {epsilon_of([30.0] * least, 1e-5):.4g}" in said
+    assert least == most or f"client was asked: {least}, with epsilon {epsilon_of([30.0] * least, 1e-5):.4g}" in said
     assert main(["--resume", str(tmp_path / "run"), "--dp-clients"]) == 2
     assert "--dp-clients would change the run" in capsys.readouterr().err
 
