@@ -547,6 +547,7 @@ def test_a_metric_that_no_client_has_on_its_test_examples_is_no_number(tmp_path:
     size = ["--strategies", "fedavg,local", "--seeds", "2", "--engine", "inline"]
     assert main(["compare", *size, *sets, "--out", str(tmp_path / "out")]) == 0
     assert " nan |" in (tmp_path / "out" / "comparison.md").read_text()
+    assert '"mean": null' in (tmp_path / "out" / "comparison.json").read_text()  # JSON has no NaN
     run = tmp_path / "out" / "fedavg-seed0"
     assert main(["report", str(run)]) == 0 and "nan" in Page(run / "report.html").text
     assert how_far(run, as_json=False).startswith("complete: fedavg: round 2 of 9")

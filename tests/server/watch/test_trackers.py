@@ -74,7 +74,8 @@ def test_every_round_is_there_once_however_often_it_is_told(
 ) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "wards")
-    recording = Recording(tmp_path / "run")
+    recording, about = Recording(tmp_path / "run"), tmp_path / "run/environment.json"
+    about.write_text(about.read_text().replace("run-1", "bob's run-1"))  # as of a folder that is so called
     recording.begin("pfedhn")
     for first, last, status in ((1, 3, "KILLED"), (4, 6, "KILLED")):
         for number in range(first, last + 1):
