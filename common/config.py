@@ -272,7 +272,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     try:
         return key.strip(), yaml.load(value, _Loader)
     except _UNREADABLE:
-        raise ConfigError(f"--set {key}: expected a value in YAML, found {value!r}") from None
+        raise ConfigError(f"{key}: expected a value in YAML, found {value!r}") from None
 
 
 def _tuples(value: Any) -> Any:

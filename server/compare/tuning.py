@@ -26,7 +26,7 @@ from hyperbloom.server.runs.recorded import read_summary
 from hyperbloom.server.watch.view import print_line
 
 USUAL = ("local.learning_rate=0.005,0.02,0.1", "local.steps=10,50")
-OTHERS = "(?!(rounds|eval_every|seed|baselines|gains|select|task|novel|clients)=)[^=]+=.+"
+OTHERS = r"(?!\s*(rounds|eval_every|seed|baselines|gains|select|task|novel|clients|data(\.\w+)?)\s*=)[^=]+=.+"
 """All keys but those that the search sets, and those with which scores say something else."""
 Rung = dict[int, float]
 WORST = -math.inf  # the score of a setting with which no client could be trained or scored

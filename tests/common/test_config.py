@@ -142,8 +142,8 @@ def test_the_value_of_an_assignment_has_the_type_that_yaml_gives_it(text: str, v
         ("rounds", "--set: expected KEY=VALUE such as local.steps=20, found 'rounds'"),
         ("=3", "--set: expected KEY=VALUE such as local.steps=20, found '=3'"),
         ("", "--set: expected KEY=VALUE such as local.steps=20, found ''"),
-        ("rounds=[1", "--set rounds: expected a value in YAML, found '[1'"),
-        ("rounds={a: 1, a: 2}", "--set rounds: expected a value in YAML, found '{a: 1, a: 2}'"),
+        ("rounds=[1", "rounds: expected a value in YAML, found '[1'"),
+        ("rounds={a: 1, a: 2}", "rounds: expected a value in YAML, found '{a: 1, a: 2}'"),
     ],
 )
 def test_an_assignment_that_is_none_is_refused(text: str, message: str) -> None:
@@ -156,7 +156,7 @@ def test_an_assignment_that_is_none_is_refused(text: str, message: str) -> None:
 def test_an_assignment_whose_value_cannot_be_made_is_refused(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_assignment(f"rounds={value}")
-    assert str(caught.value) == f"--set rounds: expected a value in YAML, found {value!r}"
+    assert str(caught.value) == f"rounds: expected a value in YAML, found {value!r}"
 
 
 # ---------------------------------------------------------------------- what is refused

@@ -93,8 +93,8 @@ def test_of_equal_settings_the_first_ones_go_on_and_failed_ones_do_not() -> None
 
 
 def test_the_grid_is_what_was_asked_for() -> None:
-    asked = ["local.steps=5,10", "data.split=iid,shards", "local.clip=1.0"]
-    assert grid_of(asked) == {"local.steps": [5, 10], "data.split": ["iid", "shards"], "local.clip": [1.0]}
+    asked = ["local.steps=5,10", "model=mlp,lenet", "local.clip=1.0"]
+    assert grid_of(asked) == {"local.steps": [5, 10], "model": ["mlp", "lenet"], "local.clip": [1.0]}
     assert grid_of(tuning.USUAL) == {"local.learning_rate": [0.005, 0.02, 0.1], "local.steps": [10, 50]}
 
 
@@ -111,7 +111,10 @@ def test_strategies_can_be_tried_too(tmp_path: Path) -> None:
     assert load_run_config(tmp_path / "tuned.yaml", {}).strategy in ("local", "fedavg")
 
 
-@pytest.mark.parametrize("text", ["local.steps", "local.steps=", "=5", "rounds=5,10", "seed=1,2", "select=auroc,f1"])
+@pytest.mark.parametrize(
+    "text",
+    ["local.steps", "local.steps=", "=5", "rounds=5,10", "seed =1,2", "select=auroc,f1", "data.name=digits,nope"],
+)
 def test_a_grid_without_key_or_values_is_refused(text: str) -> None:
     with pytest.raises(
         ConfigError,
