@@ -8,6 +8,7 @@ is the best of `RATES` on the validation examples, tried with seed 0 (`--rates`)
 the test accuracy, in percent.
 
     tables 1 and 2   4 or 8 clients with 25 or 12.5 % of the data each, evenly over hafl-0 to hafl-3
+    long             the 8 clients once more, with 100 passes
     ablation         plain CNNs of 4, 7, 10 and 13 layers with 25 % each: is the graph of use?
     unseen           three of the four architectures train, then the fourth joins: the weights that it is given on
                      demand (round 0), and what refining them on its own data adds, against training from scratch
@@ -17,7 +18,7 @@ Each cell is an ordinary run of `flower-server --engine inline` in a process of 
 cells that have one are not run again, so that the study can be stopped and gone on with.
 
     python -m figures.architectures --root DIR --rates
-    python -m figures.architectures --root DIR [--only tables|ablation|unseen|choices] [--seeds 3] [--jobs 1]
+    python -m figures.architectures --root DIR [--only tables|long|ablation|unseen|choices] [--seeds 3] [--jobs 1]
     python -m figures.architectures --figure docs/ghn.png
 """
 
@@ -55,8 +56,9 @@ PLAIN = tuple(f"plain-{layers}" for layers in (4, 7, 10, 13))
 DATA = "figures.architectures:small_cifar10"
 TRAIN = 8_000  # images that the clients share
 EPOCHS, BATCH = 20, 64
-FEWER = 8  # for the teacher and again to distil, in the paper's ratio: 200 and 200 of 500
+FEWER = 0.4  # for the teacher and again to distil, of all passes: 200 and 200 of 500 in the paper
 LONG = 60  # passes of the ablation: shared decoders learn slowly at first
+LONG_TABLE = 100  # passes of the table's 8 clients once more
 RATES = {"upper bound": (0.02, 0.05), "HAFL-GHN": (0.05, 0.1, 0.2), "no graph": (0.05, 0.1, 0.2), "local": (0.02, 0.05)}
 LEVELS = (30, 35)  # percent; the newcomers come to some 40
 # All inner layers of a plain CNN share a decoder, which takes a step for each of them.
@@ -67,14 +69,15 @@ METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "upper bound": ("fedavg", {}, "hafl-0"),
     "HAFL-GHN": ("ghn", {}, "auto"),
     "no graph": ("ghn", {"mode": "no-graph"}, "auto"),
-    "distillation": ("hafl-distillation", {"epochs": EPOCHS}, "hafl-0"),
-    "distillation, fewer passes": ("hafl-distillation", {"epochs": FEWER}, "hafl-0"),
+    "distillation": ("hafl-distillation", {}, "hafl-0"),
+    "distillation, fewer passes": ("hafl-distillation", {}, "hafl-0"),
     "local": ("local", {}, "auto"),
     "ghn-server": ("ghn-server", {}, "auto"),
     "tile 8": ("ghn", {"tile": 8}, "auto"),
     "by place": ("ghn", {"mode": "linear", "latent": 16}, "auto"),  # layers apart without the graph
 }
 TABLE = tuple(METHODS)[:6]
+EIGHT = tuple(range(8))
 SAME_RATE = {  # what is trained in the same way
     "distillation": "upper bound",
     "distillation, fewer passes": "upper bound",
@@ -114,6 +117,8 @@ class Cell:
     def config(self, start: Path | None) -> RunConfig:
         """Return the run's description."""
         strategy, options, model = METHODS[self.method]
+        if strategy == "hafl-distillation":  # as many passes to distil as for the teacher
+            options = {"epochs": self.epochs}
         return RunConfig(
             gains=False,
             strategy=strategy,
@@ -223,10 +228,12 @@ def cells(rates: dict[str, float], plain: dict[str, float], only: str | None, se
     """Yield the study seed by seed, so that one that is stopped has all methods."""
     for seed in range(seeds):
         if only in (None, "tables"):
-            passes = {method: FEWER if method.endswith("fewer passes") else EPOCHS for method in TABLE}
-            yield from (Cell("4 clients", m, seed, rates[m], epochs=passes[m]) for m in TABLE)
-            members = tuple(range(8))
-            yield from (Cell("8 clients", m, seed, rates[m], HAFL, 8, members, passes[m]) for m in TABLE)
+            yield from (Cell("4 clients", m, seed, rates[m], epochs=passes(m, EPOCHS)) for m in TABLE)
+            yield from (Cell("8 clients", m, seed, rates[m], HAFL, 8, EIGHT, passes(m, EPOCHS)) for m in TABLE)
+        if only in (None, "long"):
+            name = f"8 clients, {LONG_TABLE} passes"
+            for m in ("HAFL-GHN", "distillation, fewer passes", "upper bound", "local", "no graph"):
+                yield Cell(name, m, seed, rates[m], HAFL, 8, EIGHT, passes(m, LONG_TABLE))
         if only in (None, "ablation"):
             for epochs, name in ((EPOCHS, "plain CNNs"), (LONG, f"plain CNNs, {LONG} passes")):
                 for method in ("HAFL-GHN", "no graph", "local", "by place"):
@@ -238,6 +245,11 @@ def cells(rates: dict[str, float], plain: dict[str, float], only: str | None, se
                     yield Cell(name, method, seed, rate, members=(index,), curve=True, unseen=unseen)
         if only in (None, "choices"):
             yield from (Cell("4 clients", m, seed, rates[m]) for m in METHODS if m not in TABLE and m != "by place")
+
+
+def passes(method: str, epochs: int) -> int:
+    """Return how many passes a method gets where the others get `epochs`."""
+    return round(FEWER * epochs) if method.endswith("fewer passes") else epochs
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
@@ -331,7 +343,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, help="folder with CIFAR-10 (default: $HYPERBLOOM_DATA)")
     parser.add_argument("--rates", action="store_true", help="try the learning rates; comes first")
-    parser.add_argument("--only", choices=["tables", "ablation", "unseen", "choices"], help="a part of the study")
+    parser.add_argument(
+        "--only", choices=["tables", "long", "ablation", "unseen", "choices"], help="a part of the study"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="cells that run at a time, one thread each")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file of results")
