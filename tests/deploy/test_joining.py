@@ -152,6 +152,7 @@ def test_kubernetes(machine: Machine) -> None:
     machine.server(server["args"])
     for name in ("ward-7", "ward-8"):
         line = machine.run(["flower-server", "clients", "invite", name, "--certs", "/runs/certs"])
+        assert "--server fed.hospital.example:9092 " in line  # the address that clients elsewhere dial
         words = [word for word in client["args"] if word != "--stay" and not word.startswith("--data")]
         told = [word.replace("ward-7", name).replace("/state", f"/state/{name}") for word in words]
         token = {each["name"]: machine.token(line) for each in client["env"]}
