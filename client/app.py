@@ -95,7 +95,8 @@ def _reply(message: Message, outcome: object) -> Message:
     if isinstance(outcome, HyperbloomError):
         log.error("%s failed: %s", message.metadata.message_type, outcome)
         text = "its data cannot be read; its own log says why" if isinstance(outcome, DataError) else str(outcome)
-        outcome = Failed(outcome.reason, text)  # what is wrong with data may quote a cell, which stays here
+        where = "order: " if isinstance(outcome, WireError) and not text.startswith("order") else ""
+        outcome = Failed(outcome.reason, where + text)  # what is wrong with data may quote a cell, which stays here
     elif isinstance(outcome, Exception):
         raise outcome
     return Message(pack(outcome), reply_to=message)

@@ -18,9 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperbloom.common.errors import ConfigError, WireError
 
-Positive = Annotated[int, Field(gt=0)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[int, Field(gt=0, le=10**9)]
+Count = Annotated[int, Field(gt=0, le=10**6)]  # of clients, or of what grows with them
+Rate = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 # Errors that PyYAML raises for text that it cannot parse. Its own error class does not cover all of them.
 _UNREADABLE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 _STRATEGY = re.compile(r"\w[\w.:-]*")  # a baseline's name becomes a folder's
@@ -93,6 +94,7 @@ class DataConfig(Section):
     The server itself never reads data. Clients with data of their own ignore this section.
     """
 
+    model_config = ConfigDict(str_min_length=1)
     name: str = Field("digits", description="data set that the clients split among themselves")
     root: str | None = Field(None, description="folder with the data set's files")
     split: str = Field("auto", description="how the data set is split over the clients")
@@ -103,8 +105,8 @@ class DataConfig(Section):
     owner: str | None = Field(None, description="column of a table that says whose a row is, for split owner")
     group: str | None = Field(None, description="column of a table that says which rows no split may part")
     schema_file: str | None = Field(None, description="what a table's columns mean, for all (flower-client schema)")
-    parts: Positive | None = Field(None, description="number of parts of the split; default: one for each client")
-    first: Annotated[int, Field(ge=0)] = Field(0, description="part of the first client; the others get the next ones")
+    parts: Count | None = Field(None, description="number of parts of the split; default: one for each client")
+    first: Annotated[int, Field(ge=0, le=10**6)] = Field(0, description="part of the first client; others get the next")
 
 
 class PrivacyConfig(Section):
@@ -124,10 +126,11 @@ class PrivacyConfig(Section):
 class RunConfig(Section):
     """Everything that decides the result of a run."""
 
+    model_config = ConfigDict(str_min_length=1)
     strategy: str = Field("pfedhn", description="how the federation learns; see --list")
     rounds: Positive = Field(100, description="number of rounds")
-    clients: Positive = Field(6, description="clients that must have joined before the first round")
-    cohort: Positive = Field(1, description="clients drawn at random for a round; 1 is the paper's setting")
+    clients: Count = Field(6, description="clients that must have joined before the first round")
+    cohort: Count = Field(1, description="clients drawn at random for a round; 1 is the paper's setting")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of all random draws on server and clients")
     eval_every: Positive = Field(10, description="rounds between evaluations; unless set, at most a quarter of all")
     model: str = Field("auto", description="target network; auto: lenet for images of 28 pixels or more, else mlp")
@@ -163,7 +166,7 @@ class RunConfig(Section):
     min_replies: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="by rounds: fraction of the cohort that must answer by then, or the round is dropped"
     )
-    examples_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+    examples_cap: Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)] = Field(
         100.0, description="averages: most examples that a client counts for, in units of the cohort's median"
     )
     checkpoint_every: Annotated[int, Field(ge=0)] = Field(
@@ -261,7 +264,7 @@ def check(section: type[SectionT], values: Mapping[str, Any] | str, where: str) 
             raise ConfigError(f"{where}: {details['msg']}") from None
         said = re.sub(r"^Input should be ", "expected ", details["msg"])
         said = said if said.startswith("expected ") else said[:1].lower() + said[1:]
-        raise ConfigError(f"{key}: {said}, found {details['input']!r} in {where}") from None
+        raise ConfigError(f"{key}: {said}, found {repr(details['input'])[:200]} in {where}") from None
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -315,6 +318,8 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(f"target_moments: expected means, then as many deviations above 0, found {list(moments)}")
     if config.secure_aggregation:
         _check_secure_aggregation(config)
+    elif config.privacy.where == "none" and config.privacy != PrivacyConfig():
+        raise ConfigError("privacy.where: expected client or server beside other keys of privacy; none adds no noise")
     if config.asynchronous and config.local.schedule != "constant":
         raise ConfigError("local.schedule: expected constant with asynchronous: true, which has no rounds to count")
     if len(set(config.sizes)) != len(config.sizes) or not config.sizes:

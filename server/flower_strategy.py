@@ -151,10 +151,9 @@ def _arrays(state: Mapping[str, torch.Tensor], roster: bytes) -> ArrayRecord:
 def _stored(arrays: ArrayRecord, folder: Path) -> Path:
     """Write the arrays of an earlier `Result` as a run folder from which a run can start, and return its path."""
     if ROSTER not in arrays:
-        found = ", ".join(sorted(arrays)[:3])
         raise ConfigError(
-            f"initial_arrays: expected Result.arrays of an earlier run, with {ROSTER!r}; found {found}. Leave them "
-            "empty to start from the seed"
+            f"initial_arrays: expected Result.arrays of an earlier run, with {ROSTER!r}; found "
+            f"{', '.join(sorted(arrays)[:3])}. Leave them empty to start from the seed"
         )
     tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items() if name != ROSTER}
     write_tensors(folder / "hypernetwork.safetensors", tensors, {})

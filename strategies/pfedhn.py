@@ -46,7 +46,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hyperbloom.common import models
-from hyperbloom.common.config import NonNegative, Positive, Rate, Section
+from hyperbloom.common.config import Count, NonNegative, Rate, Section
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.seeds import derive
@@ -77,7 +77,7 @@ class PFedHNOptions(Section):
         "start: common the smaller of 10 and 0.1 / learning_rate",
     )
     update: UpdateRule = Field("proximal", description="how a cohort's replies are applied: proximal or mean")
-    embedding_dim: Positive | None = Field(None, description="dimension k of an embedding; default: 1 + clients // 4")
+    embedding_dim: Count | None = Field(None, description="dimension k of an embedding; default: 1 + clients // 4")
     embeddings: Literal["dense", "sparse"] = Field(
         "dense", description="dense: momentum and decay move absent clients' rows too, as in the paper's code"
     )
@@ -85,14 +85,14 @@ class PFedHNOptions(Section):
         "learned", description="class-shares: given by the clients (--disclose-class-shares), not learned"
     )
     hypernetwork: Literal["mlp", "chunked"] = Field("mlp", description="chunked: one head writes a network in chunks")
-    chunk: Positive = Field(16_384, description="chunked: weights that the head writes at a time")
-    chunk_dim: Positive = Field(64, description="chunked: dimension of a chunk's embedding")
+    chunk: Count = Field(16_384, description="chunked: weights that the head writes at a time")
+    chunk_dim: Count = Field(64, description="chunked: dimension of a chunk's embedding")
     start: Literal["common", "hypernetwork"] = Field(
         "common",
         description="common: deviations from one network for all, which is averaged; hypernetwork: the paper's",
     )
-    hidden_dim: Positive = Field(100, description="width of the hypernetwork's trunk")
-    hidden_layers: Annotated[int, Field(ge=0)] = Field(3, description="hidden layers of the hypernetwork's trunk")
+    hidden_dim: Count = Field(100, description="width of the hypernetwork's trunk")
+    hidden_layers: Annotated[int, Field(ge=0, le=100)] = Field(3, description="hidden layers of the trunk")
     clip_deltas: Rate | Literal["median"] | None = Field(
         None, description="norm to which each client's change is clipped, or median: the cohort's (docs/failures.md)"
     )

@@ -178,7 +178,7 @@ def load_schema(path: Path) -> Schema:
     """Read a schema file; ConfigError if it cannot be read."""
     try:
         return read_schema(path.read_text(encoding="utf-8-sig"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read the schema, looked for from {Path.cwd()}: {error}") from None
 
 

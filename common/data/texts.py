@@ -53,9 +53,13 @@ def copy_tokenizer(folder: str, to: Path) -> None:
 @lru_cache(4)
 def _tokenizer(folder: str) -> Any:
     transformers = need("transformers", "transformers")
+    path, safely = Path(folder).expanduser(), {"local_files_only": True, "trust_remote_code": False}
     try:
-        return transformers.AutoTokenizer.from_pretrained(
-            Path(folder).expanduser(), local_files_only=True, trust_remote_code=False
-        )
+        found = transformers.AutoTokenizer.from_pretrained(path, **safely)
+        if (path / "config.json").is_file():  # the network may take fewer tokens
+            about = transformers.AutoConfig.from_pretrained(path, **safely)
+            most = getattr(about, "max_position_embeddings", found.model_max_length)
+            found.model_max_length = min(found.model_max_length, most)
+        return found
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise DataError(f"expected a tokenizer in {folder}, found none: {describe(error)[:200]}") from None

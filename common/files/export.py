@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -170,9 +170,7 @@ def read_model(folder: Path) -> tuple[ModelFile, Callable[[Tensor], Tensor]]:
     if len(described.class_names) != described.num_classes:
         raise ConfigError(f"{path}: expected {described.num_classes} class_names, found {len(described.class_names)}")
     if len(described.moments) not in (0, 2 * described.num_classes) or not all(map(math.isfinite, described.moments)):
-        raise ConfigError(
-            f"{path}: expected moments, a mean and a deviation for each of {described.num_classes} numbers"
-        )
+        raise ConfigError(f"{path}: expected moments: {described.num_classes} means, and as many deviations")
     if not all(name.isprintable() for name in described.class_names):
         raise ConfigError(f"{path}: expected class_names that can be printed, found control characters")
     if described.table is not None and described.input_shape != (described.table.width,):
@@ -271,18 +269,12 @@ def _trace(module: nn.Module, spec: ModelSpec) -> torch.export.ExportedProgram:
 
 
 def _write_onnx(path: Path, program: torch.export.ExportedProgram, module: nn.Module, shape: tuple[int, ...]) -> None:
+    names: dict[str, Any] = {"input_names": ["inputs"], "output_names": ["logits"]}
     told = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):
-            onnx = torch.onnx.export(
-                program,
-                opset_version=OPSET,
-                input_names=["inputs"],
-                output_names=["logits"],
-                dynamo=True,
-                verbose=False,
-            )
+            onnx = torch.onnx.export(program, opset_version=OPSET, dynamo=True, verbose=False, **names)
     except Exception as error:  # it has classes of its own for each fault
         raise ModelError(f"{path.name}: torch cannot convert the network: {describe(error)[:300]}") from error
     finally:

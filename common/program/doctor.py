@@ -87,9 +87,8 @@ def check_packages() -> Finding:
         try:
             found = version(one.name)
         except PackageNotFoundError:
-            wrong.append((one, "none"))
-            continue
-        if not one.specifier.contains(found, prereleases=True):
+            found = "none"
+        if found == "none" or not one.specifier.contains(found, prereleases=True):
             wrong.append((one, found))
     if not wrong:
         return Finding("packages", "ok", f"{len(wanted)} in their tested ranges")

@@ -184,7 +184,7 @@ def compare(
     Flag("--over", "values to try: local.learning_rate=0.005,0.02; may be repeated", multiple=True, metavar="KEY=A,B"),
     Flag("--config", "YAML file of a run", type=FILE),
     Flag("--rounds", "rounds of the last two settings; default: the run's", type=int),
-    Flag("--seeds", "how many, from the run's seed on; the mean counts", type=click.IntRange(1), default=1),
+    Flag("--seeds", "how many, from the run's seed on; the mean counts", type=click.IntRange(1, 1000), default=1),
     set_flag("set a key of the run (data.name=x.npz) or an option of its strategy"),
     *SERIES,
     example="flower-server tune --config run.yaml --over local.learning_rate=0.005,0.02,0.1 --out runs/tuned",

@@ -85,8 +85,8 @@ def plan(
     """
     if not strategies or len(set(strategies)) < len(strategies):
         raise ConfigError(f"--strategies: expected names, each once, found {', '.join(strategies) or 'none'}")
-    if seeds < 1:
-        raise ConfigError(f"--seeds: expected 1 or more, found {seeds}")
+    if not 1 <= seeds <= 1000:
+        raise ConfigError(f"--seeds: expected 1 to 1000, found {seeds}")
     for name in strategies:
         if name not in strategy_names() and ":" not in name:
             raise ConfigError(f"--strategies: expected some of {', '.join(strategy_names())}, found {name!r}")

@@ -48,7 +48,7 @@ def grid_of(over: Sequence[str]) -> dict[str, Any]:
     """Return the values to try by key, of texts such as `local.steps=10,50`; ConfigError if one is wrong."""
     if bad := [text for text in over if not re.fullmatch(OTHERS, text)]:
         raise ConfigError(f"--over: expected KEY=A,B, such as local.steps=10,50, of what may vary; found {bad[0]!r}")
-    keys = [text.partition("=")[0] for text in over]
+    keys = [text.partition("=")[0].strip() for text in over]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise ConfigError(f"--over: expected each key once, with all its values, found {twice[0]} again")
     return dict(parse_assignment(text.replace("=", "=[", 1) + "]") for text in over)

@@ -86,7 +86,7 @@ class _Site:
         names = await run_in_threadpool(find_runs, self._folder)
         if list(names.values()) == [self._folder]:
             return RedirectResponse(f"/run/{quote(next(iter(names)))}", headers=HEADERS)
-        return _page([("", "/changes", await run_in_threadpool(self._overview))], self._folder.name)
+        return _page([("", "/changes", await run_in_threadpool(self._overview))], self._folder.resolve().name)
 
     async def runs(self, request: Request) -> Response:
         """Send the page of one run, or of several side by side."""

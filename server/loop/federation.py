@@ -113,8 +113,8 @@ class Federation:
                 busy += f"; {len(new)} connected without an answer" if (new := self.post.open(Greeting)) else ""
                 came = f"{self.idle_count} of {wanted} clients joined{within} ({names}){busy}{self._refusal}"
                 if not soon or not self.idle_count:
-                    what = "Start the others, or set clients to fewer or join_timeout_s to more"
-                    raise CohortError(f"{came}. {what}", reason=Reason.LEFT)
+                    what = "" if closed else ". Start the others, or set clients to fewer or join_timeout_s to more"
+                    raise CohortError(came + what, reason=Reason.LEFT)
                 self._on_event(f"{came}; going on without the others")
                 return
             if late and not ready():

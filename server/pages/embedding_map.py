@@ -17,14 +17,14 @@ Points = npt.NDArray[np.float64]
 
 
 def read_embeddings(path: Path) -> Points | None:
-    """Return the embeddings `(clients, k)` in a server's state, None if it has none; ConfigError if it is damaged."""
+    """Return the embeddings `(clients, k)` in a server's state, None without finite ones; ConfigError for damage."""
     if not path.exists():
         return None
     try:
         with safe_open(path, "numpy") as file:
-            if "embeddings" not in file.keys():  # noqa: SIM118 - no mapping
-                return None
-            return np.asarray(file.get_tensor("embeddings"), dtype=np.float64)
+            is_there = "embeddings" in file.keys()  # noqa: SIM118 - no mapping
+            found = np.asarray(file.get_tensor("embeddings") if is_there else np.nan, dtype=np.float64)
+            return found if np.isfinite(found).all() else None
     except (OSError, SafetensorError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error})") from None
 

@@ -72,9 +72,12 @@ class Export:
         """Return the model of a client, with its card.
 
         Raises:
-            ConfigError: the network has norms with running statistics, which only the client's examples can give.
+            ConfigError: the network has norms with running statistics, which only the client's examples can give; or
+                its weights are not finite.
         """
         weights, name = self._weights(client)
+        if not weights.values.isfinite().all():
+            raise ConfigError(f"{client.client_id}: the weights of its model are not finite: the run has diverged")
         about, task = client.about, self.trained.strategy.setting.task
         spec = target_spec(self.trained.config, about.size, about.input_shape, about.num_classes, task)
         module = blank(spec)

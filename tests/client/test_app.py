@@ -70,6 +70,14 @@ def test_an_order_gets_its_answer(make_worker: MakeWorker) -> None:
     assert ask(worker, Notice("finished", "done")) == Notice("finished", "done")
 
 
+def test_an_order_that_is_not_finite_is_told_as_the_orders_fault(make_worker: MakeWorker) -> None:
+    order = train_order()
+    assert order.weights is not None
+    order.weights.values.fill_(torch.nan)
+    answer = ask(make_worker("ward-7"), order)
+    assert isinstance(answer, Failed) and answer.text.startswith("order: tensor ")
+
+
 def test_what_is_wrong_with_the_data_stays_in_the_clients_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A SuperNode reads its data when it is asked who it is, and the line that names a cell went to the server."""
     (tmp_path / "t.csv").write_text("age,ill\n" + "50,no\n60,yes\n" * 9 + "70,\n")
@@ -114,7 +122,7 @@ def test_content_that_is_no_order_is_answered_with_a_reason(make_worker: MakeWor
     order = Message(pack(Notice("a", "b")), NODE, "train")
     answer = unpack_answer(TrainResult, app(order, context(make_worker().settings)).content)
     assert isinstance(answer, Failed) and answer.reason is Reason.UNFIT
-    assert answer.text.startswith("TrainOrder.scope.run_id is missing")
+    assert answer.text.startswith("order: TrainOrder.scope.run_id is missing")
 
 
 def test_a_full_disk_is_told_without_its_path(make_worker: MakeWorker) -> None:

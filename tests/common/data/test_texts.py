@@ -1,6 +1,8 @@
 """Texts in tables: rows of token numbers, what decides them, and models that take texts."""
 
 import csv
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import transformers
 from hyperbloom.client.cli import main as client
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.data.schema import Column, Schema, propose, read_schema
-from hyperbloom.common.data.texts import token_rows
+from hyperbloom.common.data.texts import most_tokens, token_rows
 from hyperbloom.common.errors import ConfigError, DataError
 from hyperbloom.common.models import BACKBONE, ModelSpec, backbone_digest
 from hyperbloom.server.cli import main as server
@@ -47,6 +49,16 @@ def test_a_text_is_its_tokens_cut_and_padded(backbone: str) -> None:
     ]
     assert token_rows([GOOD], 3, backbone, "here").tolist() == [[2, 3, 4]]
     assert token_rows([], 3, backbone, "an empty file").shape == (0, 3)
+
+
+def test_texts_are_no_longer_than_the_network_takes(tmp_path: Path) -> None:
+    folder = add_tokenizer(text_folder(tmp_path / "bert"))
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": int(1e30)}))
+    assert most_tokens(str(folder)) == LENGTH
+    (folder / "config.json").unlink()  # as in the folder of an exported model's tokenizer
+    copied = Path(shutil.copytree(folder, tmp_path / "alone"))
+    assert most_tokens(str(copied)) == 128
 
 
 def test_a_table_beside_a_tokenizer_is_a_table_of_texts(backbone: str, tmp_path: Path) -> None:

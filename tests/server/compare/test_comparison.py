@@ -436,7 +436,8 @@ def test_unclear_options_are_refused(values: dict[str, Any], overrides: dict[str
     [
         (["--strategies", "pfedhn,no"], "--strategies: expected some of ditto, .*, found 'no'"),
         (["--strategies", "local,local"], "--strategies: expected names, each once"),
-        (["--strategies", "local", "--seeds", "0"], "--seeds: expected 1 or more, found 0"),
+        (["--strategies", "local", "--seeds", "0"], "--seeds: expected 1 to 1000, found 0"),
+        (["--strategies", "local", "--seeds", "9" * 20], "--seeds: expected 1 to 1000, found 9"),
         (["--strategies", "local,fedavg", "--set", "fedavg.mu=1"], "fedavg: mu: unknown key in options of fedavg"),
         (["--strategies", "local", "--set", "data.split=no"], "local: data.split: expected one of"),
         (

@@ -159,7 +159,7 @@ def test_replies_and_errors_are_those_of_one_by_one(tmp_path: Path, groups: list
     assert groups == [2]
     assert [type(answer) for answer in at_once] == [float, Introduction, float, str, str, str, float]
     assert at_once[3] == "order: 9 classes, but this client's data have 10"
-    assert at_once[4] == "TrainOrder.sgd.steps: expected int, found float"
+    assert at_once[4] == "order: TrainOrder.sgd.steps: expected int, found float"
     for got, want in zip(at_once, one_by_one, strict=True):
         assert got == (pytest.approx(want, rel=1e-5) if isinstance(want, float) else want)
 

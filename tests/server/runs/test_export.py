@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from hyperbloom.common.data import DataSpec, load_client_data
 from hyperbloom.common.data.digits import SCALING
@@ -127,6 +129,19 @@ def test_wrong_names_and_folders_are_told(tmp_path: Path, capsys: pytest.Capture
     (run / "summary.json").unlink()
     assert main(["export", str(run), "--all"]) == 2
     assert "expected the selected round" in capsys.readouterr().err
+
+
+def test_a_run_that_has_diverged_has_no_models_and_no_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(tmp_path / "run", "pfedhn")
+    tensors = load_file(run / "hypernetwork.safetensors")
+    save_file(
+        {name: torch.full_like(each, torch.nan) for name, each in tensors.items()}, run / "hypernetwork.safetensors"
+    )
+    assert main(["export", str(run), "--all"]) == 2
+    assert "the weights of its model are not finite" in capsys.readouterr().err
+    assert not (run / "models").exists()
+    assert main(["report", str(run)]) == 0
+    assert "Embeddings by PCA" not in (run / "report.html").read_text()
 
 
 def test_a_client_that_joined_after_the_selected_round_has_no_model(
