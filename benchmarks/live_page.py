@@ -1,4 +1,4 @@
-"""The live page of a large run: seconds until a browser shows something, and until everything has been read.
+"""The live page of a large run: seconds until a browser shows everything.
 
     python -m benchmarks.live_page [--quick]
 
@@ -40,8 +40,8 @@ def write_run(folder: Path, clients: int, rounds: int, cohort: int, eval_every: 
     return sum(path.stat().st_size for path in folder.glob("*.jsonl"))
 
 
-def in_browser(address: str, last: str) -> tuple[float, float]:
-    """Return the seconds until the browser's first paint, and until the page shows the text `last`."""
+def in_browser(address: str, last: str) -> float:
+    """Return the seconds until the page shows the text `last` in a browser."""
     from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
     options = ChromeOptions()
@@ -51,12 +51,9 @@ def in_browser(address: str, last: str) -> tuple[float, float]:
     try:
         begin = time.monotonic()
         driver.get(address)
-        ask = "const [paint] = performance.getEntriesByName('first-contentful-paint'); return paint && paint.startTime"
-        while (paint := driver.execute_script(ask)) is None:
-            time.sleep(0.02)
         while last not in driver.find_element("css selector", "[data-part=head]").text:
             time.sleep(0.05)
-        return paint / 1000, time.monotonic() - begin
+        return time.monotonic() - begin
     finally:
         driver.quit()
 
@@ -77,9 +74,8 @@ def run(quick: bool = False) -> list[Comparison]:
         f"{rounds:,} rounds, cohort {cohort}, {size / 1e6:.0f} MB of lines; headless Chromium"
     )
     return [
-        Comparison(f"live page, {what}{visit}", "s", visits[number][k], seconds, conditions)
+        Comparison(f"live page, all rounds read{visit}", "s", visits[number], seconds, conditions)
         for number, visit in enumerate(("", ", second visit"))
-        for k, what in enumerate(("first paint", "all rounds read"))
     ]
 
 

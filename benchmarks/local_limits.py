@@ -11,8 +11,9 @@ thing, and takes turns with it:
 * batch 256: seconds an example in larger batches, which is another algorithm.
 
 The roofline: the floating-point operations of a step, as torch counts them, over the rate of a large product of
-float32 matrices, which is the best that these cores do. A step cannot be faster. Beside it stands the share of a step
-that torch's own convolutions and products take (its profiler): a better loop could save the rest at most.
+float32 matrices, which is near to the best that these cores do. A ratio near 1 leaves nothing to gain. Beside it stands
+the share of a step that torch's own convolutions and products take (its profiler): a better loop could save the rest at
+most.
 
     python -m benchmarks.local_limits [--quick]
 """

@@ -13,8 +13,8 @@ is not run again, and a run that was killed goes on from its last checkpoint.
 Two figures decide: the mean gain over the better of `local` and `fedavg` (the better one by mean test accuracy, which
 favours it), over all sets and for the default on each, with an interval over sites; and the share of sites that lose
 more than a point against training alone, where the site keeps the model that it chose by validation, and where it takes
-the federation's model of the selected round. In the interval a site counts once, with its mean over seeds; in the share
-it counts once for each seed, and these share examples.
+the federation's model of the selected round. In the interval a site counts once, with its mean over seeds, if it is the
+same with every seed; else, and in the share, it counts once for each seed. These share examples.
 """
 
 import argparse
@@ -261,7 +261,8 @@ def sentence(lines: Sequence[Line]) -> str:
         f"Its mean lead there is {rivals}.\n"
         f"{later if longer else ''}"
         "Where an interval contains 0, no difference can be seen (+0.0 is above 0, -0.0 below).\n"
-        "Its defaults were chosen on their validation examples; the options of the others were not searched.\n"
+        "Its defaults were chosen on their validation examples (but for `update`, on test examples of two published\n"
+        "data sets that were split otherwise); the options of the others were not searched.\n"
         "With the model that each site chose on its validation examples,\n"
         f"{lost} of {sites} sites are more than a point behind training alone (a site counts once for each seed).\n"
         f"{more if others else ''}"

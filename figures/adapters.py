@@ -267,7 +267,8 @@ def run(
     for line in read(args.results):
         if all(line[name] == value for name, value in key.items()):
             return line
-    name = "-".join([task, method.replace(", ", "-"), f"{rate:g}", str(seed), *(["novel"] if novel else [])])
+    about = [str(ROUNDS), key["network"], *(["novel"] if novel else [])]
+    name = "-".join([task, method.replace(", ", "-"), f"{rate:g}", str(seed), *about])
     folder, start = args.out / "runs" / name, time.perf_counter()
     if has_begun(folder):
         over = is_over(folder, load_run_config(folder / "config.yaml", {}))

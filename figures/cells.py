@@ -62,7 +62,7 @@ Runs = dict[tuple[str, str, str], list[Line]]
 def lines() -> Iterator[Line]:
     """Yield each run of a cell: table, column, method, seed, rounds, our number, and its own settings."""
     for line in read(TOP / "figures" / "reproduced.jsonl"):
-        _, val, test = max(line["round_val_test"], key=lambda point: (point[1], point[0]))
+        _, val, test = max(line["round_val_test"], key=lambda point: (point[1], -point[0]))  # the first of equal ones
         own = [f"{key}={line[key]}" for key in ("pixels", "size") if key in line]
         yield {**line, "ours": test, "val": val, "set": [*line.get("set", []), *own]}
     for line in read(TOP / "figures" / "odpfl.jsonl"):
@@ -114,7 +114,7 @@ def cell(table: PaperTable, name: str, column: str, method: str, part: str, runs
     settings = {"rounds": runs[0]["rounds"], "set": runs[0]["set"]} if runs else {}
     result = {
         "cell": ", ".join(filter(None, [name, table.columns[column].title, method, part])),
-        "own": method.startswith(tuple(SYSTEMS)),
+        "own": method.startswith(next(own for own, tables in SYSTEMS.items() if name.startswith(tables))),
         "paper": [paper.mean, paper.deviation],
         "ours": [round(statistics.fmean(ours), 2), _deviation(ours)] if ours else None,
         "seeds": sorted(run["seed"] for run in runs),

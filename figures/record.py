@@ -75,10 +75,12 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
 
 
 def merged(before: Sequence[Line], new: Sequence[Line]) -> list[Line]:
-    """Return all lines, with new ones in the place of earlier ones of the same run."""
-    own = {_key(line): line for line in new}
-    kept = [own.pop(_key(line), line) for line in before]
-    return [*kept, *own.values()]
+    """Return all lines, with new ones in the place of earlier ones of the same run that are not longer."""
+    own: dict[tuple[Any, ...], Line] = {}
+    for line in [*before, *new]:
+        if line["rounds"] >= own.get(_key(line), line)["rounds"]:
+            own[_key(line)] = line
+    return list(own.values())
 
 
 def _key(line: Line) -> tuple[Any, ...]:

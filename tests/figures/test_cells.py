@@ -1,10 +1,13 @@
 """The table of the papers' cells: its verdicts, and that the pages say what the results say."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from figures.cells import by_cell, cell, cells, main, page, rows, sentence
+import figures.cells as program
+from figures.cells import by_cell, cell, cells, lines, main, page, rows, sentence
 from figures.paper_tables import WHOLE, load_table
 
 TABLE = load_table("pfedhn-table3")
@@ -48,6 +51,23 @@ def test_ours_is_the_mean_of_the_runs_with_the_papers_settings_and_most_rounds()
     )
     assert "| pFedHN | 1 |  |  |  | 1 |  |  |" in text
     assert "Of 1 figures" in sentence([found]) and "0 are reached with three seeds" in sentence([found])
+
+
+def test_pfedhn_in_the_table_of_another_paper_is_a_baseline() -> None:
+    own = {each["cell"] for each in cells({}) if each["own"]}
+    assert any(each.startswith("hafl-table1") and "HAFL-GHN" in each for each in own)
+    assert not any(each.startswith("hafl-") and "pFedHN" in each for each in own)
+
+
+def test_of_rounds_with_equal_validation_the_first_counts_as_in_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "figures").mkdir()
+    curve = [[100, 90.0, 70.0], [200, 95.0, 80.0], [300, 95.0, 85.0], [400, 94.0, 99.0]]
+    (tmp_path / "figures" / "reproduced.jsonl").write_text(json.dumps({"round_val_test": curve}) + "\n")
+    (tmp_path / "figures" / "odpfl.jsonl").write_text("")
+    monkeypatch.setattr(program, "TOP", tmp_path)
+    assert [(line["ours"], line["val"]) for line in lines()] == [(80.0, 95.0)]
 
 
 def test_a_run_with_a_value_that_the_paper_searched_can_be_compared() -> None:

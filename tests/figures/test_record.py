@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from figures.paper_tables import load_table
-from figures.record import lines_of, main
+from figures.record import lines_of, main, merged
 from hyperbloom.common.config import dump_yaml
 from hyperbloom.common.files.storage import write_bytes
 
@@ -53,3 +53,12 @@ def test_a_line_has_the_means_of_the_papers_groups_of_clients(tmp_path: Path) ->
     write_bytes(tmp_path / "comparison.yaml", dump_yaml(shared).encode())
     (line,) = lines_of(tmp_path)
     assert line["parts"] == {"avg": 35.0, "arch-0": 20.0, "arch-1": 30.0, "arch-2": 40.0, "arch-3": 50.0}
+
+
+def test_a_shorter_run_does_not_replace_a_longer_one() -> None:
+    about = {"table": "pfedhn-table1", "column": "cifar10-50", "method": "pFedHN", "set": []}
+    long, short, other = ({**about, "seed": seed, "rounds": n} for seed, n in ((0, 5000), (0, 500), (1, 500)))
+    again = {**long, "selected": 7}
+    assert merged([long], [short, other]) == [long, other]
+    assert merged([short, other], [long]) == [long, other]
+    assert merged([long, other], [again]) == [again, other]
