@@ -318,7 +318,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def _file_name(run_id: str) -> str:
     """Return a run's id, which servers choose; WireError if it is too long, or would lead out of the folder."""
-    is_name = run_id.strip(".") and Path(run_id).name == run_id and "\0" not in run_id
+    is_name = run_id.strip(".") and Path(run_id).name == run_id and run_id.isprintable()
     if not is_name or len(os.fsencode(run_id)) > LONGEST_RUN_ID:
         raise WireError(f"run_id: expected the name of a run, found {run_id[:60]!r}")
     return run_id

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import httpx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from hyperbloom.client.link.server import Link
 
@@ -63,7 +64,10 @@ class HttpChannel:
             headers["content-type"] = headers["accept"] = "application/protobuf"
             limits = {} if timeout is None else {"timeout": timeout}
             content = self._post(url, content=request_serializer(request), headers=headers, **limits)
-            return response_deserializer(content)
+            try:
+                return response_deserializer(content)
+            except DecodeError:  # as from the page of a hotel's network
+                raise HttpError(grpc.StatusCode.UNAVAILABLE, "what answers is no SuperLink") from None
 
         return call
 
@@ -74,12 +78,10 @@ class HttpChannel:
     def _post(self, url: str, **request: Any) -> bytes:
         try:
             response = self._client.post(url, **request)
-        except httpx.RemoteProtocolError as error:
-            away = "disconnected" in str(error)  # else the server answered, but not in HTTP
-            code = grpc.StatusCode.UNAVAILABLE if away else grpc.StatusCode.UNIMPLEMENTED
-            raise HttpError(code, str(error)) from None
-        except httpx.TransportError as error:
-            raise HttpError(grpc.StatusCode.UNAVAILABLE, str(error) or type(error).__name__) from None
+        except httpx.RequestError as error:
+            other = isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error)  # no HTTP
+            code = grpc.StatusCode.UNIMPLEMENTED if other else grpc.StatusCode.UNAVAILABLE
+            raise HttpError(code, str(error) or type(error).__name__) from None
         except RuntimeError as error:  # the channel was closed
             raise HttpError(grpc.StatusCode.CANCELLED, str(error)) from None
         if response.is_success:

@@ -28,6 +28,7 @@ log = logging.getLogger("hyperbloom.client")
 App = Callable[[Message, Context], Message]
 
 RECONNECT_DELAY_S = 10
+SHORTEST_S = 2.0  # of a session: some server may say "finished" to whoever comes
 
 # Status codes of a server that is away or too busy. It cancels calls of a machine that was suspended.
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
@@ -45,10 +46,12 @@ def run_client(link: Link, app: App, node_config: dict[str, Any], stay: bool = F
     """
     with terminate_as_interrupt():
         while True:
+            begin = time.monotonic()
             if _serve(link, app, node_config):
                 if not stay:
                     return
                 log.info("the run is over; waiting for the next one (Ctrl-C leaves)")
+                time.sleep(max(0.0, SHORTEST_S - (time.monotonic() - begin)))
                 continue
             delay = RECONNECT_DELAY_S * random.uniform(0.5, 1.0)
             log.warning("connection lost; connecting again in %.0f s", delay)
@@ -57,7 +60,11 @@ def run_client(link: Link, app: App, node_config: dict[str, Any], stay: bool = F
 
 def _serve(link: Link, app: App, node_config: dict[str, Any]) -> bool:
     """Hold one session with the SuperLink; return True when the run is over, False when the session is lost."""
-    connection = Connection(link, retries_of(link))
+    try:
+        connection = Connection(link, retries_of(link))
+    except OSError as error:  # the disk with the CA may come back, too
+        log.error("cannot read %s: %s", link.root_certificates, error.strerror)
+        return False
     try:
         try:
             connection.open()

@@ -39,11 +39,7 @@ def missing(name: str, places: Sequence[Path], root: Path, how: str) -> DataErro
 
 
 def read_arrays(path: Path) -> dict[str, AnyArray]:
-    """Read all arrays of an `.npz` file, or that of an `.npy` file as `x`.
-
-    Raises:
-        DataError: It is corrupt, or holds pickles, which could run code.
-    """
+    """Read the arrays of an `.npz` file, or of an `.npy` file as `x`; DataError if it is corrupt or holds pickles."""
     try:
         # Open the file here, because numpy does not close it if the content is no archive.
         with path.open("rb") as raw:

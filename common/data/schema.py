@@ -156,11 +156,7 @@ class Schema(Section):
 
 
 def read_schema(text: str, where: str) -> Schema:
-    """Read a schema from JSON; `where` names its source in errors.
-
-    Raises:
-        ConfigError: It is no schema, or longer than `LONGEST_SCHEMA`.
-    """
+    """Read a schema in JSON from `where`; ConfigError if it is none, or longer than `LONGEST_SCHEMA`."""
     if len(text) > LONGEST_SCHEMA:
         raise ConfigError(f"{where}: expected a schema of at most {LONGEST_SCHEMA} characters, found {len(text)}")
     schema = check(Schema, text, where)

@@ -37,7 +37,7 @@ from hyperbloom.common.config import Positive, Section, check
 from hyperbloom.common.data.scaling import Scaling
 from hyperbloom.common.data.schema import Schema
 from hyperbloom.common.data.texts import TOKENIZER, copy_tokenizer
-from hyperbloom.common.errors import FULL, ConfigError, DiskError, ModelError, describe
+from hyperbloom.common.errors import FULL, ConfigError, DiskError, ModelError, describe, printable
 from hyperbloom.common.files.storage import write_bytes, write_tensors
 from hyperbloom.common.models import ModelSpec, build, full_layout, merged, model_names
 from hyperbloom.common.models.adapt import write_adapter
@@ -303,7 +303,7 @@ def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> flo
 
 def _plain(text: str) -> str:
     """Escape names that others chose, so that they are no markup."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(printable(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 _TEMPLATES = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)

@@ -134,12 +134,9 @@ def build_own(spec: ModelSpec) -> nn.Module:
 
 
 def blank(spec: ModelSpec) -> nn.Module:
-    """Build the network for values from elsewhere; what does not travel, as random buffers, is equal everywhere.
-
-    Raises:
-        ModelError: it has more than `MOST_PARAMETERS`.
-    """
-    if spec.is_new and (found := full_layout(spec).numel) > MOST_PARAMETERS:  # measured without taking memory
+    """Build the network for values from elsewhere, random buffers alike everywhere; ModelError if it is too large."""
+    whole = spec if spec.is_new else replace(spec, adapt=ALL)
+    if spec.backbone is None and (found := full_layout(whole).numel) > MOST_PARAMETERS:  # measured without its memory
         raise ModelError(f"expected a network of at most {MOST_PARAMETERS:,} parameters, found {found:,}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -181,7 +178,7 @@ def first_values(spec: ModelSpec, layout: Layout, seed: int, make: Callable[[Mod
         return layout.flatten(dict(make(spec).named_parameters()))
 
 
-@cache
+@lru_cache(MOST_BACKBONES)
 def backbone_digest(spec: ModelSpec) -> str:
     """Return the digest of all that is not adapted, whatever is, apart from the head, and of the tokenizer."""
     return digest_of(*_backbone(spec, build), tokenizer_bytes(spec.backbone))

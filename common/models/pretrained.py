@@ -74,6 +74,9 @@ def load_backbone(where: str, input_shape: tuple[int, ...], num_classes: int) ->
             raise ModelError(f"--backbone: expected {folder / WEIGHTS}, found none")
         how = _CONVERT.format(pickle=pickles[0], weights=folder / WEIGHTS)
         raise ModelError(f"--backbone: {pickles[0]} is a pickle, which may run code; convert it once: {how}")
+    kernel = "/" in f"{config.get('attn_implementation')}{config.get('_attn_implementation')}"
+    if kernel or config.get("model_type") == "timm_wrapper" or (folder / "adapter_config.json").exists():
+        raise ModelError(f"--backbone: expected a network alone in {folder}, found an adapter, kernel or timm_wrapper")
     try:
         if config.get("library") == "torchvision":
             from torchvision.models import get_model

@@ -153,7 +153,7 @@ def check_expiry(what: str, path: Path, renew: str) -> Finding:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
         return Finding(what, "failure", f"{path}: {error.strerror}", "put the file there, or name another")
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         return Finding(what, "failure", f"{path}: no certificate in PEM", "name another file")
     return _validity(what, certificate, renew)
 

@@ -131,7 +131,7 @@ def server_of(ca: Path | None) -> str:
     """
     try:
         (certificate,) = x509.load_pem_x509_certificates(ca.read_bytes()) if ca else []
-    except (OSError, ValueError):
+    except (OSError, ValueError, x509.InvalidVersion):
         return ""
     return name_of(certificate)
 
@@ -155,7 +155,7 @@ def shown_certificates(host: str, port: int, timeout_s: float) -> list[x509.Cert
             # Public from Python 3.13 on; the object below has had it since 3.10.
             shown = secured._sslobj.get_unverified_chain() or []  # type: ignore[attr-defined]
             return [x509.load_pem_x509_certificate(each.public_bytes().encode()) for each in shown]
-    except (OSError, ValueError):
+    except (OSError, ValueError, x509.InvalidVersion):
         return []
 
 

@@ -3,7 +3,7 @@
 A task of one's own is a subclass of `Task` that an installed package offers under the group `hyperbloom.tasks`.
 """
 
-from functools import cache
+from functools import lru_cache
 
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.program.plugins import find_plugin, plugins
@@ -27,7 +27,7 @@ TASKS: dict[str, type[Task]] = {
 CLASSIFICATION = Classification(TaskSpec())
 
 
-@cache
+@lru_cache(64)
 def make_task(spec: TaskSpec) -> Task:
     """Return the task of a description; ConfigError if there is no such task, or a plug-in is broken."""
     plugin = find_plugin("tasks", spec.name, TASKS, ConfigError)

@@ -53,11 +53,7 @@ def inline_grid(
 
 @contextmanager
 def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tell: Tell) -> Iterator[Opened]:
-    """Open a run's grid on its engine, and start the clients that belong to it.
-
-    Raises:
-        HyperbloomError: data are missing, or the engine cannot be started.
-    """
+    """Open a run's grid on its engine and start its clients; HyperbloomError if data are missing or it cannot start."""
     if machines.engine == "inline":
         with workers(machines.workers) if machines.workers > 1 else nullcontext() as train_all:
             yield inline_grid(config, folder, machines.vectorise, train_all), lambda: None

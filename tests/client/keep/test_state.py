@@ -64,7 +64,9 @@ SCORED = Scored(
 )
 
 
-@pytest.mark.parametrize("run_id", ["../run", "/tmp/run", "a/b", "", ".", "..", "r\0", "r" * 201, "\u00fc" * 101])
+@pytest.mark.parametrize(
+    "run_id", ["../run", "/tmp/run", "a/b", "", ".", "..", "r\0", "r\x1b]0;x\7", "r" * 201, "\u00fc" * 101]
+)
 def test_a_server_cannot_name_a_file_outside(state: ClientState, run_id: str) -> None:
     for call in (
         lambda: state.save_personal(scope(run_id), LAYOUT, VALUES),

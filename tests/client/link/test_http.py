@@ -150,6 +150,8 @@ def answering(content: bytes | None) -> Iterator[Link]:
         (b"HTTP/1.1 403 No\r\n\r\n", "PERMISSION_DENIED"),
         (b"HTTP/1.1 404 What\r\n\r\n", "UNIMPLEMENTED"),
         (b"HTTP/1.1 500 Oh\r\n\r\n", "UNKNOWN"),
+        (b"HTTP/1.1 200 OK\r\n\r\n<html>Please log in to the network</html>", "UNAVAILABLE"),
+        (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\nno gzip", "UNAVAILABLE"),
         (b"\0\0\x12\4\0\0\0\0\0\0\3\x7f\xff\xff\xff", "UNIMPLEMENTED"),  # the first frame of a gRPC server
     ],
 )

@@ -367,7 +367,26 @@ def test_a_client_that_stays_waits_for_the_next_run(connect: Callable[..., Any],
     with pytest.raises(RefusedError):
         run_client(LINK, NOTHING, {}, stay=True)
     assert len(calls) == 3
-    assert slept == []
+    assert len(slept) == 2 and all(1.5 < wait <= 2 for wait in slept), "a server may say so to whoever comes"
+
+
+def test_a_ca_that_cannot_be_read_for_a_while_is_waited_for(
+    slept: list[float], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Enough(Exception):
+        pass
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            raise Enough
+
+    link = Link("127.0.0.1:1", root_certificates=tmp_path / "ca.pem")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Enough):
+        patch.setattr(runtime.time, "sleep", sleep)
+        run_client(link, NOTHING, {})
+    assert f"cannot read {tmp_path / 'ca.pem'}: No such file or directory" in caplog.text
+    assert all(5 <= wait <= 10 for wait in slept)
 
 
 def test_what_cannot_be_read_ends_the_session_and_no_client(

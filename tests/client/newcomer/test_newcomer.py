@@ -202,7 +202,8 @@ def test_an_offer_of_huge_inputs_is_declined_before_the_data_are_read(
 ) -> None:
     monkeypatch.setattr(Sources, "inputs", lambda sources, offer: pytest.fail("read"))
     huge_dim = {"dim": 2**28, "sizes": ("S",), "shares": (0.0,)}
-    for more in ({"input_shape": (3, 10_000, 10_000)}, huge_dim, {"num_classes": 10**9}):
+    huge_head = {"num_classes": 40_000_000, "adapt": "head"}
+    for more in ({"input_shape": (3, 10_000, 10_000)}, huge_dim, {"num_classes": 10**9}, huge_head):
         one = newcomer(tmp_path)
         assert one.describe(replace(offer(), **more)) == DECLINED  # type: ignore[arg-type]
         assert isinstance(one.failure, WireError | ModelError)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,29 @@ def test_another_folder_is_one_clear_line(
     with pytest.raises(ModelError, match=error) as caught:
         build(spec(tmp_path, (3, 32, 32)))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "beside"),
+    [
+        ({"model_type": "timm_wrapper", "architecture": "hf-hub:some/net"}, ""),
+        ({"model_type": "timm_wrapper", "architecture": "vgg11", "model_args": {"checkpoint_path": "/etc/hosts"}}, ""),
+        ({"attn_implementation": "some/kernel"}, ""),
+        ({}, "adapter_config.json"),
+    ],
+)
+def test_a_folder_from_elsewhere_fetches_and_opens_nothing(
+    changed: dict[str, Any], beside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may have sent it: timm's wrapper fetches and opens files, an adapter's pattern can run for ever."""
+    folder = text_folder(tmp_path / "sent")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    if beside:
+        (folder / beside).write_text(json.dumps({"target_modules": "([a-z0-9_.]+)+!"}))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: pytest.fail("it asked the network"))
+    with pytest.raises(ModelError, match=r"expected a network alone in .*, found an adapter, kernel or timm_wrapper"):
+        backbone_digest(spec(folder, (LENGTH,)))
 
 
 def test_inputs_that_do_not_fit_are_told(folders: dict[str, tuple[Path, tuple[int, ...]]]) -> None:

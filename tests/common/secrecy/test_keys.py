@@ -1,11 +1,13 @@
 """Clients' keys: what a file may hold, who may read it, and the one form in which keys are compared."""
 
+import ssl
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import (
@@ -18,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
 
 from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.program.doctor import check_expiry
 from hyperbloom.common.secrecy.keys import (
     fingerprint,
     make_key,
@@ -186,6 +189,19 @@ def test_a_server_has_the_name_of_one_certificate_or_none(tmp_path: Path) -> Non
     (tmp_path / "text").write_text("no certificate")
     assert server_of(ca).startswith("SHA256:")
     assert [server_of(path) for path in (None, tmp_path / "none", tmp_path / "text", both)] == [""] * 4
+
+
+def test_a_certificate_of_an_odd_version_is_none(tmp_path: Path) -> None:
+    """OpenSSL shows it, and cryptography raises an error of its own kind."""
+    ca = init(tmp_path / "certs", [], 30).ca
+    der = x509.load_pem_x509_certificate(ca.read_bytes()).public_bytes(serialization.Encoding.DER)
+    version = der.index(b"\xa0\x03\x02\x01\x02")
+    odd = ssl.DER_cert_to_PEM_cert(der[: version + 4] + b"\x01" + der[version + 5 :])
+    ca.write_text(odd)
+    with pytest.raises(x509.InvalidVersion):
+        x509.load_pem_x509_certificate(odd.encode()).version  # noqa: B018
+    assert server_of(ca) == ""
+    assert check_expiry("ca.pem", ca, "").state == "failure"
 
 
 def test_commands_for_keys_do_not_wait_for_torch(tmp_path: Path) -> None:
