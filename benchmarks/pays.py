@@ -266,6 +266,7 @@ def sentence(lines: Sequence[Line]) -> str:
         "With the model that each site chose on its validation examples,\n"
         f"{lost} of {sites} sites are more than a point behind training alone (a site counts once for each seed).\n"
         f"{more if others else ''}"
+        "These figures are older than [a correction](docs/start.md#a-correction), which changes little there.\n"
         "[Strategies on thirteen federations](docs/federations.md) has every data set and strategy.\n"
     )
 

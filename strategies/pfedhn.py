@@ -14,7 +14,8 @@ by the mean change of a cohort of C out of n clients, in which all count alike. 
 it is shrunk: to the n-th part of a change in a cohort of one, and not at all where no client is absent.
 
     theta_i = w + h(v_i; phi)
-    server:   w <- w + s with s = (1 - 1 / C + 1 / n) mean_i delta_i; phi and v_i learn from delta_i - s
+    server:   w <- w + s with s = (1 - 1 / C + 1 / n) mean_i delta_i
+              then phi and v_i learn from theta_i~ - w - h(v_i; phi): from delta_i - s if theta_i is w + h(v_i; phi)
 
 What a client made of theta_i in its last training is its own. Since then only w has moved:
 
@@ -240,14 +241,10 @@ class PFedHN(Algorithm):
 
     def _between(self, clients: Sequence[Client], rate: float) -> list[Weights]:
         own, starts = self._own(clients), self._starts(clients)
-        done = [row if (1 - rate) * few_of(client) == 1 else None for client, row in zip(clients, own, strict=True)]
-        mixed = [client for client, row in zip(clients, done, strict=True) if row is None]
-        written = iter(self.by_head(mixed, self.learner.generate))
+        written = self.by_head(clients, self.learner.generate)
         return [
-            self._mix(client, next(written), row, starts[self.head_of(client)], rate)
-            if final is None
-            else Weights(self.layout(client), final)
-            for client, row, final in zip(clients, own, done, strict=True)
+            self._mix(client, now, row, starts[self.head_of(client)], rate)
+            for client, now, row in zip(clients, written, own, strict=True)
         ]
 
     def _mix(self, client: Client, written: Weights, own: Tensor | None, start: Tensor, rate: float) -> Weights:
@@ -284,7 +281,7 @@ class PFedHN(Algorithm):
         return [weights[client.row] for client in clients]
 
     def learn(self, updates: Sequence[Update]) -> None:
-        """Move w by the mean change, step with phi and v_i on what is left of each change, and keep d_i."""
+        """Move w by the mean change, and step with phi and v_i towards what clients made of their weights, w + d_i."""
         options, replies = self.options, []
         for update in updates:
             assert update.returned is not None
@@ -293,6 +290,16 @@ class PFedHN(Algorithm):
             replies = clip_changes(replies, options.clip_deltas)
         if options.start == "common" and not options.freeze:
             replies = self._average(replies)
+        kept = updates if self.uses_trained else ()
+        clients = [update.client for update in kept]
+        starts, written = self._starts(clients), self.by_head(clients, self.learner.generate)
+        for place, (update, now) in enumerate(zip(kept, written, strict=True)):
+            assert update.sent is not None and update.returned is not None
+            trained = update.sent + update.returned
+            self._trained[update.client.row] = trained - starts[self.head_of(update.client)]  # d_i, as w has moved
+            replies[place] = replace(replies[place], delta=trained - now.values)  # training did not begin at h(v_i)
+        if kept and options.clip_deltas is not None:  # a client chooses d_i, and so where its training begins
+            replies = clip_changes(replies, options.clip_deltas)
         if self.config.asynchronous:
             for update, reply in zip(updates, replies, strict=True):
                 # Correct for the replies that were applied while this client trained.
@@ -301,11 +308,6 @@ class PFedHN(Algorithm):
                 self._applied.append(reply)
         else:
             self.learner.update(replies, options.update)
-        kept = updates if self.uses_trained else ()
-        starts = self._starts([update.client for update in kept])
-        for update in kept:  # d_i = theta_i~ - w, after w has moved
-            assert update.sent is not None and update.returned is not None
-            self._trained[update.client.row] = update.sent + update.returned - starts[self.head_of(update.client)]
 
     def _average(self, replies: Sequence[Reply]) -> list[Reply]:
         """Move the network for all by the cohort's mean change, shrunk; return what is left to learn."""

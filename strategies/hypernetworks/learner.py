@@ -2,7 +2,8 @@
 
 Shamsian et al., ICML 2021, https://arxiv.org/abs/2103.04628, algorithm 1. The paper writes the update with
 `delta = trained - sent` and a minus sign, which would ascend. The authors' code passes `sent - trained` to the
-optimiser as the gradient of the generated weights `h(v)`. So do we, also where training did not begin at `h(v)`.
+optimiser as the gradient of the generated weights `h(v)`. So do we. Where training did not begin at `h(v)`, it is
+`h(v) - trained`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
