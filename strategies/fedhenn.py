@@ -198,8 +198,7 @@ class FedHeNN(_OverReference):
             there = [client for client in there if client.row in factors]
         # Orders carry the mean kernel's factor.
         size = 0 if self._target is None else self.rows * widest(self.rows)
-        wanted = replace(turn.training(there), size=size, failed=self.failed)
-        self.learn((yield from train(wanted)))
+        yield from train(replace(turn.training(there), size=size, failed=self.failed))
 
     def _represent(self, turn: Turn, clients: Sequence[Client]) -> Exchanges[Mapping[int, Tensor]]:
         """Ask clients for the kernels of this round's inputs; return factors `(rows, width)` by row."""

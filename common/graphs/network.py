@@ -63,8 +63,8 @@ class Settings(Section):
     """The settings that determine the shapes of a graph hypernetwork; `latent` is d, and `hidden` is m.
 
     Without messages (`no-graph`) all layers of one type have the same weights. `linear` replaces message passing by the
-    one-hot place of a layer among those of its type, and the MLPs by linear maps `V_t x_i`, so that averaging
-    hypernetworks averages weights. The authors searched 1 to 8 layers, d from 16 to 128, and m from 16 to 64.
+    one-hot place of a layer among those of its type, and the MLPs by linear maps `V_t x_i`. If all have equally many
+    layers of a type, averaging hypernetworks averages weights. The authors searched layers 1-8, d 16-128, m 16-64.
     """
 
     mode: Mode = Field("graph", description="graph; no-graph: without messages (ablation); linear: FedAvg by type")

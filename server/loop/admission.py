@@ -122,7 +122,8 @@ class Admission:
         for client in self.checked(roster):
             self.algorithm.join(client, client.row >= known)
         if self.setting is not None and self.setting.task.standardises:
-            pairs = self._pooled_moments(roster)[: self.setting.spec.num_classes]
+            train = [client for client in roster if not self.config.is_novel(client.row)]  # the others have no labels
+            pairs = self._pooled_moments(train)[: self.setting.spec.num_classes]
             pooled = tuple(number for numbers in zip(*pairs, strict=True) for number in numbers)
             roster.moments = roster.moments or self.config.target_moments or pooled
             if len(roster.moments) not in (0, 2 * (outputs := self.setting.spec.num_classes)):
@@ -143,13 +144,13 @@ class Admission:
         self._schema = schema.scaled(dict(zip(schema.open, moments[-len(schema.open) :], strict=True))).text
         return self._schema
 
-    def _pooled_moments(self, roster: Roster) -> list[tuple[float, float]]:
+    def _pooled_moments(self, clients: Iterable[Client]) -> list[tuple[float, float]]:
         """Return the mean and the deviation of each number over all values of the clients that disclose theirs.
 
         Nobody can check what they tell. So counts have the limit of averages. Of three clients or more none is farther
         from the median than `FARTHEST` times what is typical, or one lie would spoil the scale of all.
         """
-        told = [client.about.moments for client in roster if any(client.about.moments)]  # 0 alone: too few values
+        told = [client.about.moments for client in clients if any(client.about.moments)]  # 0 alone: too few values
         if not told:
             return []
         counts, means, deviations = torch.tensor(told, dtype=torch.float64).view(len(told), -1, 3).unbind(2)  # (C, K)

@@ -52,8 +52,8 @@ def follow(hypernetwork: GraphHypernetwork, targets: Sequence[Target], steps: in
 
     `x` minimises `sum_a w_a |J_a x - delta_a|^2` by preconditioned conjugate gradients (CGLS). The preconditioner of a
     part is the total weight of its users. Each step costs one vector-Jacobian and one Jacobian-vector product per
-    architecture. Stopping early avoids fitting noise. In mode `linear` the first step is exact: each part's weighted
-    mean. There is one target for each architecture.
+    architecture. Stopping early avoids fitting noise. In mode `linear` the first step is exact, each part's weighted
+    mean, if all have equally many layers of each type. There is one target for each architecture.
     """
     parameters = dict(hypernetwork.named_parameters())
     users = {

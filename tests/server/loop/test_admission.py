@@ -431,3 +431,16 @@ def test_targets_are_standardised_as_before_else_as_declared_else_as_clients_tel
     admitting.begin(roster, 0)
     assert roster.moments == used
     assert (*algorithm.setting.task.spec.mean, *algorithm.setting.task.spec.std) == used
+
+
+def test_clients_that_never_train_have_no_part_in_the_scale_of_targets() -> None:
+    """They stand for clients without labels."""
+    run = config(strategy="fedavg", sizes=("S",), options={}, clients=4, novel=50)
+    algorithm, roster = make_algorithm(run), Roster()
+    admitting = Admission(run, algorithm)
+    for node, mean in enumerate((0.0, 0.0, 8.0, 8.0), start=2):
+        about = introduction(f"c{node}", task="regression", num_classes=1, input_shape=(4,), moments=(10.0, mean, 1.0))
+        admitting.check(about, roster)
+        roster.admit(node, about)
+    admitting.begin(roster, 0)
+    assert roster.moments == (0.0, 1.0)
