@@ -55,7 +55,7 @@ class GHNOptions(Settings):
     refine_epochs: Annotated[int, Field(ge=0, le=100)] = Field(
         1, description="passes over the client's examples for the head alone before each evaluation"
     )
-    max_parameters: Positive = Field(
+    max_parameters: Annotated[int, Field(gt=0)] = Field(
         300_000_000, description="parameters of the hypernetwork beyond which a client with new layer types is refused"
     )
 

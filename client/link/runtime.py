@@ -46,10 +46,10 @@ def run_client(link: Link, app: App, node_config: dict[str, Any], stay: bool = F
     """
     with terminate_as_interrupt():
         while True:
-            begin = time.monotonic()
-            if _serve(link, app, node_config):
-                if not stay:
-                    return
+            begin, is_over = time.monotonic(), _serve(link, app, node_config)
+            if is_over and not stay:
+                return
+            if is_over:
                 log.info("the run is over; waiting for the next one (Ctrl-C leaves)")
                 time.sleep(max(0.0, SHORTEST_S - (time.monotonic() - begin)))
                 continue

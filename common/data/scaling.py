@@ -1,13 +1,12 @@
 """Scaling of stored numbers to a network's inputs."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from hyperbloom.common.config import Rate
+from pydantic import Field
 
 AnyArray = NDArray[Any]
 
@@ -24,9 +23,9 @@ class Scaling:
         std: One number for each channel or feature, or empty.
     """
 
-    divisor: Rate
+    divisor: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     mean: tuple[float, ...] = ()
-    std: tuple[Rate, ...] = ()
+    std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()
 
     @property
     def of_bytes(self) -> "Scaling":

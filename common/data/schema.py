@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from hyperbloom.common.config import Positive, Rate, Section, check
+from hyperbloom.common.config import Positive, Section, check
 from hyperbloom.common.data.labels import as_labels
 from hyperbloom.common.data.scaling import AnyArray
 from hyperbloom.common.data.texts import LENGTH, token_rows
@@ -55,7 +55,7 @@ class Column(Section):
     name: str
     kind: Literal["number", "category", "text"]
     mean: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    std: Rate | None = None
+    std: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     words: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     length: Positive = LENGTH

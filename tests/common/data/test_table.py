@@ -540,3 +540,11 @@ def test_a_site_keeps_groups_together_that_the_schema_does_not_name(tmp_path: Pa
     parts = [{round(3 * float(z)) // 2 for z in part.inputs[:, 0]} for part in (data.train, data.val, data.test)]
     assert sum(map(len, parts)) == len(set().union(*parts)) == 40
     assert data.schema is not None and data.schema.group is None, "all clients have the same schema"
+
+
+def test_a_column_of_huge_numbers_is_a_table(tmp_path: Path) -> None:
+    """Its spread is beyond what any setting of a run may be."""
+    rows = "".join(f"{(-1) ** row * (row + 1)}e34,{'yes' if row % 2 else 'no'}\n" for row in range(40))
+    (tmp_path / "t.csv").write_text("size,ill\n" + rows)
+    data = load_client_data(DataSpec(str(tmp_path / "t.csv"), label="ill"))
+    assert data.train.inputs.isfinite().all() and data.train.inputs.abs().max() < 10
