@@ -290,24 +290,26 @@ class PFedHN(Algorithm):
             replies = clip_changes(replies, options.clip_deltas)
         if options.start == "common" and not options.freeze:
             replies = self._average(replies)
-        kept = updates if self.uses_trained else ()
-        clients = [update.client for update in kept]
-        starts, written = self._starts(clients), self.by_head(clients, self.learner.generate)
-        for place, (update, now) in enumerate(zip(kept, written, strict=True)):
-            assert update.sent is not None and update.returned is not None
-            trained = update.sent + update.returned
-            self._trained[update.client.row] = trained - starts[self.head_of(update.client)]  # d_i, as w has moved
-            replies[place] = replace(replies[place], delta=trained - now.values)  # training did not begin at h(v_i)
-        if kept and options.clip_deltas is not None:  # a client chooses d_i, and so where its training begins
-            replies = clip_changes(replies, options.clip_deltas)
+        if self.uses_trained:
+            replies = self._keep(updates)
         if self.config.asynchronous:
             for update, reply in zip(updates, replies, strict=True):
-                # Correct for the replies that were applied while this client trained.
-                applied = list(self._applied)
+                applied = list(self._applied)  # those while this client trained are corrected for
                 self.learner.update_asynchronously(reply, applied[max(0, len(applied) - update.staleness) :])
                 self._applied.append(reply)
         else:
             self.learner.update(replies, options.update)
+
+    def _keep(self, updates: Sequence[Update]) -> list[Reply]:
+        """Keep d_i, after w has moved; return what h lacks. A client chooses d_i, so that is clipped, too."""
+        clients, lacks = [update.client for update in updates], []
+        starts, written = self._starts(clients), self.by_head(clients, self.learner.generate)
+        for update, now in zip(updates, written, strict=True):
+            assert update.sent is not None and update.returned is not None
+            head, trained = self.head_of(update.client), update.sent + update.returned
+            self._trained[update.client.row] = trained - starts[head]
+            lacks.append(Reply(update.client.row, head, trained - now.values))
+        return lacks if self.options.clip_deltas is None else clip_changes(lacks, self.options.clip_deltas)
 
     def _average(self, replies: Sequence[Reply]) -> list[Reply]:
         """Move the network for all by the cohort's mean change, shrunk; return what is left to learn."""

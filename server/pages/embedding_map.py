@@ -22,9 +22,8 @@ def read_embeddings(path: Path) -> Points | None:
         return None
     try:
         with safe_open(path, "numpy") as file:
-            is_there = "embeddings" in file.keys()  # noqa: SIM118 - no mapping
-            found = np.asarray(file.get_tensor("embeddings") if is_there else np.nan, dtype=np.float64)
-            return found if np.isfinite(found).all() else None
+            found = np.asarray(file.get_tensor("embeddings") if "embeddings" in file.keys() else np.nan)  # noqa: SIM118
+            return found.astype(np.float64) if np.isfinite(found).all() else None
     except (OSError, SafetensorError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error})") from None
 

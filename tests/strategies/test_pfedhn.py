@@ -287,6 +287,20 @@ def test_the_hypernetwork_learns_what_a_client_has_from_where_it_is(strategy: st
     assert_same(learner.state(), algorithm.learner.state())
 
 
+def test_a_reply_keeps_its_own_change_in_whatever_order_replies_come() -> None:
+    clients = [Client(name, row, DIGITS) for row, name in enumerate("abc")]
+    states = []
+    for order in ((0, 1, 2), (2, 0, 1)):
+        algorithm = built(clients=3, options={"hidden_dim": 8})
+        for client in clients[1:]:
+            algorithm.join(client, first=True)
+        changes = torch.randn(3, algorithm.layout(clients[0]).numel, generator=torch.Generator().manual_seed(0))
+        algorithm.learn([reply_of(algorithm, clients[row], changes[row]) for row in order])
+        states.append(algorithm.state())
+    for name, values in states[0].items():
+        torch.testing.assert_close(values, states[1][name], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("examples", [400, 4000])
 def test_what_is_written_comes_nearer_to_what_clients_train_and_does_not_drift_away(examples: int) -> None:
     """Each training comes half the way to a fixed place, at a rate that falls to 0. Newcomers get what is written."""
