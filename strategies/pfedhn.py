@@ -195,7 +195,7 @@ class PFedHN(Algorithm):
             sparse=options.embeddings == "sparse",
             freeze=options.freeze,
         )
-        self._applied: deque[Reply] = deque(maxlen=OVERLAP)
+        self._applied: deque[Reply] = deque(maxlen=0 if self.uses_trained else OVERLAP)  # else what h lacks is of now
         self._trained: dict[int, Tensor] = {}  # by row: d_i `(P,)`
 
     def hypernetwork(self, layouts: Mapping[str, Layout], dim: int) -> Hypernetwork:

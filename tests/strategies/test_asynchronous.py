@@ -230,6 +230,23 @@ def test_one_client_at_a_time_is_one_client_a_round_to_the_bit(strategy: str, ev
     assert (by_rounds.refused, asynchronous.refused) == ({}, {})
 
 
+def test_what_the_hypernetwork_lacks_when_a_reply_comes_is_learned_as_if_none_overlapped() -> None:
+    """Other replies have moved both networks since the order was written; what is lacking then is without them."""
+    made = joined(
+        digits_config(clients=4, cohort=3, asynchronous=True), *(introduction(f"client-{i}") for i in range(4))
+    )
+    clients, generator = [made.clients[row] for row in range(4)], torch.Generator().manual_seed(0)
+    sent = [weights.values for weights in made.weights(clients)]  # all orders are written before the first reply
+    for client, then in zip(clients, sent, strict=True):
+        delta = 0.01 * torch.randn(then.shape, generator=generator)
+        twin: HypernetworkLearner = copy.deepcopy(made.learner)
+        twin.hypernetwork.move_start("S", delta / 4)  # of a cohort of one out of four clients
+        lacks = then + delta - twin.generate([client.row], "S")[0]
+        made.learn([update_of(client, delta, sent=then, staleness=client.row)])
+        twin.update([Reply(client.row, "S", lacks)], "mean")
+        assert_same(made.learner.state(), twin.state())
+
+
 def test_clients_at_the_same_time_are_applied_with_their_overlap(tmp_path: Path) -> None:
     """On the inline grid a cohort of three is written at once, and its replies come in the order of their rows."""
     options = {"hidden_dim": 16, "start": "hypernetwork"}
