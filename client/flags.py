@@ -50,9 +50,7 @@ def data_flags(default: str | None = None, required: bool = True) -> list[Flag]:
         Flag("--owner", "column of a table that says whose a row is, for --split owner", metavar="COLUMN"),
         Flag("--group", "column of a table that says which rows no split may part", metavar="COLUMN"),
         Flag("--schema", "what a table's columns mean (flower-client schema)", type=FILE, show_default="the server's"),
-        Flag(
-            "--backbone", "pretrained network: folder, or package.module:function (docs/backbones.md)", metavar="WHERE"
-        ),
+        Flag("--backbone", "pretrained network: folder or module:function (docs/backbones.md)", metavar="WHERE"),
         Flag("--max-train", "use at most so many training examples", type=int),
         Flag("--data-seed seed", "seed of the split", default=0),
     )

@@ -1,5 +1,6 @@
 """A client's settings: its name, its data, its device. The client decides them, never the server."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -114,7 +115,7 @@ class ClientSettings:
         """
         values: dict[str, Any] = {key.replace("-", "_"): value for key, value in config.items()}
         for key in PATHS & values.keys():
-            values[key] = Path(str(values[key]))
+            values[key] = Path(os.path.expanduser(str(values[key])))  # no shell has read a SuperNode's
         for key, value in values.items():
             name = key.replace("_", "-")
             if key not in _KINDS:

@@ -214,9 +214,9 @@ def load_run_config(path: Path | None, overrides: Mapping[str, Any]) -> RunConfi
 def make_run_config(values: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> RunConfig:
     """Return the run with a file's values and overrides, as `load_run_config` does; errors name the file `where`."""
     result: dict[str, Any] = copy.deepcopy(dict(values))
-    for key, value in copy.deepcopy(dict(overrides)).items():
-        known = key.split(".")[0] in RunConfig.model_fields
-        *parents, name = (key if known else f"options.{key}").split(".")
+    paths = {k if k.split(".")[0] in RunConfig.model_fields else f"options.{k}": v for k, v in overrides.items()}
+    for key, value in sorted(copy.deepcopy(paths).items(), key=lambda item: item[0].count(".")):  # sections come first
+        *parents, name = key.split(".")
         target = result
         for parent in parents:
             target = target.setdefault(parent, {})
@@ -318,8 +318,6 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(f"target_moments: expected means, then as many deviations above 0, found {list(moments)}")
     if config.secure_aggregation:
         _check_secure_aggregation(config)
-    elif config.privacy.where == "none" and config.privacy != PrivacyConfig():
-        raise ConfigError("privacy.where: expected client or server beside other keys of privacy; none adds no noise")
     if config.asynchronous and config.local.schedule != "constant":
         raise ConfigError("local.schedule: expected constant with asynchronous: true, which has no rounds to count")
     if len(set(config.sizes)) != len(config.sizes) or not config.sizes:

@@ -34,10 +34,10 @@ import torch
 from torch import Tensor, nn
 
 from figures.pages import read, table_row
-from hyperbloom.common.config import load_run_config
 from hyperbloom.common.data.texts import token_rows
 from hyperbloom.server.cli import main as flower_server
-from hyperbloom.server.runs.checkpoint import has_begun, is_over
+from hyperbloom.server.runs.checkpoint import has_begun
+from hyperbloom.server.runs.recorded import has_ended
 
 LORA = "lora:r=2,targets=q_proj|v_proj|query|value"
 RESULTS = Path(__file__).with_name("adapters.jsonl")
@@ -271,8 +271,7 @@ def run(
     name = "-".join([task, method.replace(", ", "-"), f"{rate:g}", str(seed), *about])
     folder, start = args.out / "runs" / name, time.perf_counter()
     if has_begun(folder):
-        over = is_over(folder, load_run_config(folder / "config.yaml", {}))
-        code = 0 if over else flower_server(["--resume", str(folder)])
+        code = 0 if has_ended(folder) else flower_server(["--resume", str(folder)])
     else:
         shutil.rmtree(folder, ignore_errors=True)
         code = flower_server(flags_of(task, method, rate, seed, args.out, novel, folder))

@@ -23,9 +23,9 @@ from typing import Any
 
 from figures.pages import read
 from figures.paper_tables import load_table
-from hyperbloom.common.config import load_run_config
 from hyperbloom.server.cli import main as flower_server
-from hyperbloom.server.runs.checkpoint import has_begun, is_over
+from hyperbloom.server.runs.checkpoint import has_begun
+from hyperbloom.server.runs.recorded import has_ended
 
 SPLITS = {
     "pathological": ["--split", "shards"],
@@ -91,8 +91,7 @@ def run(args: argparse.Namespace, split: str, method: str, seed: int) -> dict[st
         flags += ["--rounds", str(args.rounds), "--eval-every", str(args.every)]
     start = time.perf_counter()
     if has_begun(folder):
-        over = is_over(folder, load_run_config(folder / "config.yaml", {}))
-        code = 0 if over else flower_server(["--resume", str(folder), "--own-code"])
+        code = 0 if has_ended(folder) else flower_server(["--resume", str(folder), "--own-code"])
     else:
         shutil.rmtree(folder, ignore_errors=True)
         code = flower_server(flags)

@@ -85,9 +85,7 @@ _FLAGS = [
     *section(
         "Machines",
         Flag("--engine", "clients over gRPC, or virtual ones in this process", type=ENGINES, default="grpc"),
-        Flag(
-            "--device", "where the server's networks are: auto (CUDA where there is one), cpu, cuda:1", default="auto"
-        ),
+        Flag("--device", "where the server's networks are: auto (CUDA if there is one), cpu, cuda:1", default="auto"),
         Flag("--vectorise/--no-vectorise", _AT_ONCE, default=None, show_default="on a CUDA device"),
         Flag("--workers", "with --engine inline: processes that train clients", type=click.IntRange(1), default=1),
         Flag("--local-clients", "start so many clients beside the server", default=0),
@@ -200,11 +198,12 @@ def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, boo
         raise ConfigError("--go-on: expected --run-dir DIR and no --resume")
     if not flags["port"]:
         raise ConfigError("--go-on: expected a --port, at which clients find the server again; found 0")
-    from hyperbloom.server.runs.checkpoint import begun_as, is_over
+    from hyperbloom.server.runs.checkpoint import begun_as
+    from hyperbloom.server.runs.recorded import has_ended
 
     if not begun_as(config, folder, "--go-on"):
         return None, False
-    over = is_over(folder, config)
+    over = has_ended(folder)
     if not over and not config.checkpoint_every:
         raise ConfigError(
             f"--go-on: the run in {folder} has no checkpoints (checkpoint_every); delete it to begin anew"

@@ -14,7 +14,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from hyperbloom.client.app import app
 from hyperbloom.client.keep.state import ClientState
-from hyperbloom.client.settings import PATHS
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import DataSource, DataSpec, data_source
 from hyperbloom.common.errors import ConfigError, attempt
@@ -34,8 +33,6 @@ class _Client(ClientApp):
         if "partition-id" in context.node_config and context.node_config.keys() <= _NUMBERS.keys():
             return answer_as_numbered(run_of(context.run_config), _folder(context), message, context)
         own = {_NUMBERS.get(key, key): value for key, value in context.node_config.items()}
-        for key in own.keys() & {each.replace("_", "-") for each in PATHS}:  # no shell has read them
-            own[key] = os.path.expanduser(str(own[key]))
         return app(message, Context(context.run_id, context.node_id, own, context.state, context.run_config))
 
 

@@ -78,4 +78,5 @@ def _lines(section: Section, prefix: str = "") -> Iterator[list[str]]:
         else:
             # JSON is YAML, and JSON of text, numbers and truth values is TOML.
             plain = value if isinstance(value, str | int | float) else "" if value is None else json.dumps(value)
-            yield [f"# {field.description}", f"{prefix}{name} = {json.dumps(plain, ensure_ascii=False)}"]
+            value = json.dumps(plain, ensure_ascii=False).replace("\x7f", r"\u007f")  # which TOML lacks
+            yield [f"# {field.description}", f"{prefix}{name} = {value}"]

@@ -12,9 +12,9 @@ from hyperbloom.common.config import RunConfig, check, load_run_config, make_run
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.common.gains import Gain
 from hyperbloom.server.grids.fleet import Machines
-from hyperbloom.server.runs.checkpoint import begun_as, is_over
+from hyperbloom.server.runs.checkpoint import begun_as
 from hyperbloom.server.runs.lines import CLIENTS, METRICS, phase_folder, read_gains, read_lines
-from hyperbloom.server.runs.recorded import read_config, read_json, read_summary
+from hyperbloom.server.runs.recorded import has_ended, read_config, read_json, read_summary
 from hyperbloom.server.runs.running import run_federation
 
 Table = list[dict[str, Any]]
@@ -102,15 +102,15 @@ class Client:
         """Return what the federation gains it, in a sentence and in numbers; None if it has not told (`gains`)."""
         return read_gains(self.run.folder).get(self.name)
 
-    def export(self, out: str | Path) -> Path:
-        """Write its personal model into a new folder, and return it.
+    def export(self, out: str | Path, own_code: bool = False) -> Path:
+        """Write its personal model into a new folder, and return it; `own_code`: import what the run's folder names.
 
         Raises:
             ConfigError: the server does not have the model, or the folder cannot be written.
         """
         from hyperbloom.server.runs.export import Export
 
-        models = Export(self.run.folder)
+        models = Export(self.run.folder, own_code)
         ((folder, _),) = models.write(models.clients(self.name), {self.name: Path(out)})
         return folder
 
@@ -150,6 +150,6 @@ def run(
     machines = check(Machines, {"engine": engine, **processes}, "run()")
     folder = Path(run_dir) if run_dir else None
     resume = folder if folder and begun_as(config, folder, "run_dir") else None
-    if resume and is_over(resume, config):
+    if resume and has_ended(resume):
         return Run(resume)
     return Run(run_federation(config, machines, Console(), folder, True, resume))

@@ -311,27 +311,19 @@ class ODPFL(PFedHN):
 
     def state(self) -> dict[str, Tensor]:
         """Return hypernetwork, embeddings and encoder; in phase 2 also the models of the clients that trained."""
-        tensors = super().state() | self.encoder.state()
+        tensors = super().state() | self.encoder.state() | {"calibrated": torch.tensor(self.encoder.calibrated)}
         if self._original is not None:
             network, table = self._original
             tensors |= {f"original.hypernetwork.{name}": x.cpu() for name, x in network.state_dict().items()}
             tensors["original.embeddings"] = table.cpu()
         return tensors
 
-    def checkpoint(self) -> dict[str, Tensor]:
-        """Return the state and whether the encoder is calibrated."""
-        return super().checkpoint() | {"calibrated": torch.tensor(self.encoder.calibrated)}
-
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore everything but the descriptors, which are requested again."""
         super().restore(tensors)
         self.encoder.load(tensors, with_optimizer=True)
         self.encoder.calibrated = bool(tensors["calibrated"])
-        self.restore_original(tensors)
-
-    def restore_original(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the models of the clients that trained, if this is a state of phase 2."""
-        if "original.embeddings" in tensors:
+        if "original.embeddings" in tensors:  # of phase 2: the models of the clients that trained
             self._freeze()
             assert self._original is not None
             prefix = "original.hypernetwork."

@@ -47,7 +47,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hyperbloom.common import models
-from hyperbloom.common.config import Count, NonNegative, Rate, Section
+from hyperbloom.common.config import Count, NonNegative, Positive, Rate, Section
 from hyperbloom.common.errors import ConfigError, RefusedError
 from hyperbloom.common.layout import Layout, Weights
 from hyperbloom.common.seeds import derive
@@ -86,7 +86,7 @@ class PFedHNOptions(Section):
         "learned", description="class-shares: given by the clients (--disclose-class-shares), not learned"
     )
     hypernetwork: Literal["mlp", "chunked"] = Field("mlp", description="chunked: one head writes a network in chunks")
-    chunk: Count = Field(16_384, description="chunked: weights that the head writes at a time")
+    chunk: Positive = Field(16_384, description="chunked: weights that the head writes at a time")
     chunk_dim: Count = Field(64, description="chunked: dimension of a chunk's embedding")
     start: Literal["common", "hypernetwork"] = Field(
         "common",
@@ -241,10 +241,14 @@ class PFedHN(Algorithm):
 
     def _between(self, clients: Sequence[Client], rate: float) -> list[Weights]:
         own, starts = self._own(clients), self._starts(clients)
-        written = self.by_head(clients, self.learner.generate)
+        done = [row if (1 - rate) * few_of(client) == 1 else None for client, row in zip(clients, own, strict=True)]
+        asked = [client for client, row in zip(clients, done, strict=True) if row is None]
+        written = iter(self.by_head(asked, self.learner.generate))
         return [
-            self._mix(client, now, row, starts[self.head_of(client)], rate)
-            for client, now, row in zip(clients, written, own, strict=True)
+            Weights(self.layout(client), final)
+            if final is not None
+            else self._mix(client, next(written), row, starts[self.head_of(client)], rate)
+            for client, row, final in zip(clients, own, done, strict=True)
         ]
 
     def _mix(self, client: Client, written: Weights, own: Tensor | None, start: Tensor, rate: float) -> Weights:
@@ -301,7 +305,7 @@ class PFedHN(Algorithm):
             self.learner.update(replies, options.update)
 
     def _keep(self, updates: Sequence[Update]) -> list[Reply]:
-        """Keep d_i, after w has moved; return what h lacks. A client chooses d_i, so that is clipped, too."""
+        """Keep d_i, after w has moved; return what h lacks, clipped as changes are: a client chooses it by d_i."""
         clients, lacks = [update.client for update in updates], []
         starts, written = self._starts(clients), self.by_head(clients, self.learner.generate)
         for update, now in zip(updates, written, strict=True):
@@ -312,14 +316,15 @@ class PFedHN(Algorithm):
         return lacks if self.options.clip_deltas is None else clip_changes(lacks, self.options.clip_deltas)
 
     def _average(self, replies: Sequence[Reply]) -> list[Reply]:
-        """Move the network for all by the cohort's mean change, shrunk; return what is left to learn."""
+        """Move the network for all by the cohort's mean change, shrunk; return what is left, if that is learned."""
         left: list[Reply] = []
         for head, group in by_size(replies):
             of_head = {*self._rows_of(head), *(reply.row for reply in group)}  # one may have come back in another size
             deltas, n = torch.stack([reply.delta for reply in group]), len(of_head)
             step = shrunk_mean(deltas, n) if self.uses_trained else deltas.sum(0) / n
             self.learner.hypernetwork.move_start(head, step)
-            left += [replace(reply, delta=reply.delta - step) for reply in group]
+            if not self.uses_trained:  # else what h lacks is learned
+                left += [replace(reply, delta=reply.delta - step) for reply in group]
         return sorted(left, key=lambda reply: reply.row)
 
     def _rows_of(self, head: str) -> list[int]:

@@ -94,9 +94,7 @@ class Turn:
         if rows is None:
             return [None] * len(some)
         if not isinstance(rows, Sequence) or len(rows) != len(some) or not all(isinstance(x, Weights) for x in rows):
-            wanted = (
-                f"{getattr(write, '__qualname__', write)} to return {len(some)} Weights, one for each client, or None"
-            )
+            wanted = f"{getattr(write, '__qualname__', write)} to return {len(some)} Weights, one a client, or None"
             raise ConfigError(f"{self.algorithm.config.strategy}: expected {wanted}, found {describe(rows)}")
         return rows
 

@@ -50,9 +50,7 @@ def _ca(address: str, expected: str) -> bytes:
     place, told = place_of(address), False
     while not (shown := shown_certificates(*place, PROBE_S)):
         if not told:
-            why = (
-                _refused(place) or "it shows no certificate; is it the Fleet port, and was it started with --insecure?"
-            )
+            why = _refused(place) or "it shows no certificate; is it the Fleet port, and started with --insecure?"
             log.warning("%s does not answer (%s); trying until it does (Ctrl-C leaves)", address, why)
         told = True
         time.sleep(RETRY_S)

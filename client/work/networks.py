@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hyperbloom.client.work.client import Client
+from hyperbloom.client.work.client import Client, log
 from hyperbloom.client.work.features import Tail, on_features, tail_of
 from hyperbloom.client.work.own_network import make_network, ordered_settings, own_graph
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
@@ -150,6 +150,8 @@ def _load_personal(client: Client, scope: Scope, target: Target, weights: Weight
     personal = network.personal
     found = client.state.load_personal(scope, personal.layout)
     if found is None:
+        if client.state.personal_path(scope.run_id).exists():
+            log.warning("the server has gone back to a time of which no own part is kept here: it begins anew")
         personal.load(_first_values(client, scope, target, weights, personal.layout))
         return
     values, momentum = found
@@ -158,9 +160,7 @@ def _load_personal(client: Client, scope: Scope, target: Target, weights: Weight
     network.holds = wanted
 
 
-def _first_values(
-    client: Client, scope: Scope, target: Target, weights: Weights | None, wanted: Layout
-) -> torch.Tensor:
+def _first_values(client: Client, scope: Scope, target: Target, weights: Weights | None, wanted: Layout) -> Tensor:
     """Return the first `(P,)` values of the personal part: those that the server sent, or values from a seed."""
     own = client.own is not None and (target.model == models.OWN or target.private == "all")
     # An own model never takes values from the server, because a fit would disclose its names and shapes.

@@ -56,10 +56,10 @@ def _tokenizer(folder: str) -> Any:
     path, safely = Path(folder).expanduser(), {"local_files_only": True, "trust_remote_code": False}
     try:
         found = transformers.AutoTokenizer.from_pretrained(path, **safely)
-        if (path / "config.json").is_file():  # the network may take fewer tokens
-            about = transformers.AutoConfig.from_pretrained(path, **safely)
-            most = getattr(about, "max_position_embeddings", found.model_max_length)
-            found.model_max_length = min(found.model_max_length, most)
+        if (path / "config.json").is_file():  # the network may take fewer tokens; -1 is no limit
+            most = getattr(transformers.AutoConfig.from_pretrained(path, **safely), "max_position_embeddings", None)
+            if isinstance(most, int) and most > 0:
+                found.model_max_length = min(found.model_max_length, most)
         return found
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:  # of several libraries
         raise DataError(f"expected a tokenizer in {folder}, found none: {describe(error)[:200]}") from None

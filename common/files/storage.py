@@ -22,9 +22,7 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.chmod(temporary, mode)
-            if hasattr(os, "geteuid") and os.geteuid() == 0:  # the owner of the folder runs the server that reads it
-                with suppress(PermissionError):  # in a namespace, or on a share, root may not
-                    os.fchown(descriptor, *path.parent.stat()[4:6])
+            _give_to_owner(descriptor, path.parent)
             file.write(content)
             file.flush()
             os.fsync(descriptor)
@@ -38,6 +36,13 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _give_to_owner(descriptor: int, folder: Path) -> None:
+    """Give root's file to the owner of its folder, who runs the server that reads it."""
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        with suppress(PermissionError):  # in a namespace, or on a share, root may not
+            os.fchown(descriptor, *folder.stat()[4:6])
 
 
 def delete_unfinished(folder: Path, but: str = "") -> None:
@@ -84,6 +89,7 @@ def locked(path: Path) -> Iterator[None]:
     """Hold a lock beside `path` while the body reads and replaces it; other processes wait."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with path.with_suffix(".lock").open("a") as lock:
+        _give_to_owner(lock.fileno(), path.parent)
         lock_descriptor(lock.fileno(), poll_interval=0.01)
         yield
 

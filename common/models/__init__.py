@@ -155,7 +155,7 @@ def check_outputs(spec: ModelSpec, task: Task) -> None:
 
 def full_layout(spec: ModelSpec) -> Layout:
     """Return the layout of all parameters that are adapted."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta" if spec.is_new else "cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device("meta" if spec.is_new and spec.name in MODELS else "cpu"):
         return Layout.of(build(spec))
 
 

@@ -37,7 +37,7 @@ WRAPPED = "network."
 
 _KINDS = (ALL, "head", "norms", "bias", "lora")
 _FORM = "all, head, norms, bias or lora:r=8[,alpha=16][,targets=PATTERN]"
-_LORA = re.compile(r"lora:r=(?P<rank>[1-9]\d{0,2})(,alpha=(?P<alpha>\d{1,9}(\.\d{1,9})?))?(,targets=(?P<targets>.+))?")
+_LORA = re.compile(r"lora:r=(?P<rank>[1-9]\d{0,2})(,alpha=(?P<alpha>\d{1,9}(\.\d{1,30})?))?(,targets=(?P<targets>.+))?")
 _READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """Modules that read the weights of their layers and do not call these, so that LoRA would have no effect there."""
 

@@ -46,7 +46,9 @@ class Measured:
 
 
 class Task(ABC):
-    """Base class of tasks; `spec` describes it. One's own defines `metrics`, `check`, `losses`, `counts`, `show`."""
+    """Base class of tasks; `spec` describes it. One's own defines `metrics`, `check`, `losses`, `counts`, `show`,
+    and `nothing` if labels are not floats `(N, outputs)`.
+    """
 
     metrics: ClassVar[Mapping[str, Metric]]
     """The metrics that exist. The first one selects the round unless the run says otherwise."""

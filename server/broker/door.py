@@ -223,6 +223,9 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
             self._invitations.redeem(secret, check_name(name, "its name"), key.decode())
         except (ConfigError, UnicodeDecodeError) as error:
             self._refuse(context, f"{error}", f"{token.REFUSED}{error}", grpc.StatusCode.PERMISSION_DENIED)
+        except OSError as error:
+            say(f"{name} cannot enrol: {error.strerror}: {error.filename}")
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the server cannot write down who enrols")
         say(f"{name} has enrolled with a token; its key is {fingerprint(key.decode())}")
         self._keys.follow()
 

@@ -215,9 +215,7 @@ def tune(config: Path | None, assignments: tuple[str, ...], out: Path | None, **
 
 @command(
     "new",
-    click.Argument(
-        ["folder"], type=click.Path(path_type=Path), metavar="DIR", help="a new folder; its name is the app's"
-    ),
+    click.Argument(["folder"], type=click.Path(path_type=Path), metavar="DIR", help="a new folder, named as the app"),
     Flag("--config", "YAML file with values for the run config", type=FILE),
     set_flag("give a key of the run config this value"),
 )

@@ -30,8 +30,9 @@ from hyperbloom.server.grids.fleet import USUAL_PORT, Machines, Say
 from hyperbloom.server.loop.listener import Joined
 from hyperbloom.server.loop.post import Grid
 from hyperbloom.server.loop.session import check_run
-from hyperbloom.server.runs.checkpoint import has_begun, is_over, locked, refuse_difference
+from hyperbloom.server.runs.checkpoint import has_begun, locked, refuse_difference
 from hyperbloom.server.runs.lines import CELL, COMPARISON
+from hyperbloom.server.runs.recorded import has_ended
 from hyperbloom.server.runs.running import play
 from hyperbloom.server.watch.tracking import tracked
 from hyperbloom.server.watch.view import TerminalView, print_line
@@ -272,7 +273,7 @@ def run_cells(
 def _run(cell: Cell, engine: str, view: TerminalView, grid: Grid | None, track: Sequence[str]) -> int:
     """Run a cell, from its last checkpoint if it has one; return the round after which it was resumed, or 0."""
     config, folder = cell.config, cell.folder
-    if is_over(folder, config):  # it was stopped before cell.json was written
+    if has_ended(folder):  # it was stopped before cell.json was written
         return config.rounds
     own = {"insecure": 1, "local_clients": config.clients} if engine == "grpc" else {}  # all clients are here
     machines = Machines.model_validate({"engine": engine if grid is None else "grpc", "port": 0, **own})

@@ -96,8 +96,10 @@ def attached(address: str, ca: bytes | None = None) -> Iterator[LiveGrid]:
         with _task(address, ca) as superlink:
             yield LiveGrid(superlink)
     except httpx.HTTPError as error:
+        ended = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED
+        why = "has ended the run, as by flwr stop" if ended else f"does not answer ({str(error).splitlines()[0]})"
         on = "--resume goes on with a run that has begun, the same command with a comparison or a search"
-        raise ConnectionFailed(f"the SuperLink at {address} does not answer ({error}); {on}") from None
+        raise ConnectionFailed(f"the SuperLink at {address} {why}; {on}") from None
     except ssl.SSLError:
         raise ConfigError("--certs: its ca.pem holds no certificate") from None
 

@@ -55,8 +55,11 @@ def inline_grid(
 def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tell: Tell) -> Iterator[Opened]:
     """Open a run's grid on its engine and start its clients; HyperbloomError if data are missing or it cannot start."""
     if machines.engine == "inline":
-        with workers(machines.workers) if machines.workers > 1 else nullcontext() as train_all:
-            yield inline_grid(config, folder, machines.vectorise, train_all), lambda: None
+        try:
+            with workers(machines.workers) if machines.workers > 1 else nullcontext() as train_all:
+                yield inline_grid(config, folder, machines.vectorise, train_all), lambda: None
+        finally:
+            client_for.cache_clear()  # it holds data, and the next run of this process has clients of its own
         return
     settings = [client_settings(config, index, folder) for index in range(machines.local_clients)]
     keys = None if machines.insecure or not settings else make_keys(settings, folder / "clients")

@@ -8,10 +8,10 @@ from pathlib import Path
 from torch import Tensor
 
 from hyperbloom import __version__
-from hyperbloom.common.config import RunConfig
+from hyperbloom.common.config import PrivacyConfig, RunConfig
 from hyperbloom.common.data import DATASETS, PARTITIONERS
 from hyperbloom.common.data.schema import load_schema, read_schema
-from hyperbloom.common.errors import ConfigError, HyperbloomError
+from hyperbloom.common.errors import ConfigError, HyperbloomError, attempt
 from hyperbloom.common.models import find_model, full_layout, model_names
 from hyperbloom.common.program.device import pick_device
 from hyperbloom.common.reasons import Reason
@@ -76,7 +76,7 @@ class Session:
         try:
             results = self._run()
         except (HyperbloomError, KeyboardInterrupt):  # after other errors, such as a full disk, clients wait
-            self.federation.say_goodbye("the run was stopped")
+            attempt(self.federation.say_goodbye, "the run was stopped")  # its failure must not hide the cause
             raise
         self.federation.say_goodbye("the run is over", self.run_id)
         return results
@@ -87,7 +87,7 @@ class Session:
         names = (self.config.strategy, *self.config.baselines)
         greeting = greeting_of(make_algorithm(self.config))  # baselines share this greeting
         told = next((client.about.schema for client in self.roster), None)  # perhaps scaled by moments
-        if told and (greeting.schema is None or read_schema(greeting.schema, "the schema").open):
+        if told and (went_on or greeting.schema is None or read_schema(greeting.schema, "the schema").open):
             greeting = replace(greeting, schema=told)
         self.federation.greeting = greeting
         for phase, name in enumerate(names):
@@ -261,6 +261,8 @@ def check_run(config: RunConfig, uses_data_section: bool) -> None:
         raise ConfigError(f"baselines: expected names beside {config.strategy}, each once, found {config.baselines}")
     if config.max_staleness and not config.asynchronous:
         raise ConfigError("max_staleness: expected with asynchronous: true; by rounds a reply is in time, or dropped")
+    if config.privacy.where == "none" and config.privacy != PrivacyConfig(largest_change=config.privacy.largest_change):
+        raise ConfigError("privacy.where: expected client or server beside other keys of privacy; none adds no noise")
     metrics = [*([config.select] if config.select else []), *config.metrics]
     if config.task != AUTO:
         make_task(TaskSpec(config.task, balanced=config.class_weights == "balanced")).asked(metrics)

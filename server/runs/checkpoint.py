@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,9 @@ def write_checkpoint(
     over = checkpoint.phase > len(config.baselines)  # nobody goes back to a complete run's earlier checkpoint
     for path in _all(folder)[: -1 if over else -KEPT]:
         _delete(path)
+    for path in place.glob("[0-9]*.safetensors"):  # a server may be killed between the files of one
+        if not (place / f"{path.name[:6]}.json").exists():
+            path.unlink()
 
 
 def selected_file(folder: Path, number: int) -> Path:
@@ -138,23 +141,6 @@ def refuse_difference(
             raise ConfigError(
                 f"{setting}: {folder} was begun with {prefix}{key} = {before}, found {now}; choose another folder"
             )
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Return whether `--resume` finds a checkpoint in `folder`, readable or not."""
-    return bool(_all(folder))
-
-
-def is_over(folder: Path, config: RunConfig) -> bool:
-    """Return whether the run in `folder` is complete; False without a readable checkpoint where there should be one."""
-    if not config.checkpoint_every:
-        with suppress(*DAMAGED):
-            return "ended" in json.loads((folder / "environment.json").read_text())
-        return False
-    for path in reversed(_all(folder)):
-        with suppress(*DAMAGED):
-            return _read(folder, path)[0].phase > len(config.baselines)
-    return False
 
 
 @contextmanager

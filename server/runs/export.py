@@ -24,6 +24,7 @@ from hyperbloom.strategies.algorithm import Algorithm, target_spec
 from hyperbloom.strategies.exchange import Client
 from hyperbloom.strategies.local import Local
 from hyperbloom.strategies.odpfl import ODPFL
+from hyperbloom.strategies.pfedhn import PFedHN
 
 _SENT = (
     "its name and secret, the version of its program, the sizes of its data sets, the shape of its inputs; weights of "
@@ -49,7 +50,7 @@ class Export:
     def __init__(self, run: Path, own_code: bool = False) -> None:
         self.trained = read_trained(run, lambda strategy: _check(strategy, run), own_code)
         # Rows follow the order of joining, so a client that joined after the selected round has no row in its state.
-        rows = self.trained.tensors.get("embeddings")
+        rows = self.trained.tensors["embeddings"] if isinstance(self.trained.strategy, PFedHN) else None
         self.known = len(self.trained.roster) if rows is None else len(rows)
         self._gains = read_gains(run, self.trained.selection.round)
 
@@ -84,7 +85,7 @@ class Export:
         if any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules()):
             raise ConfigError(
                 f"{spec.name} normalises by running statistics, which each client takes from its own examples and "
-                f"nobody sends; {_on_its_machine(self.trained.run)}"
+                f"nobody sends; {_on_its_machine(self.trained.run, quote(client.client_id))}"
             )
         with torch.no_grad():
             for parameter, value in weights.layout.views(weights.values).items():
@@ -175,10 +176,12 @@ def _check(strategy: Algorithm, run: Path) -> None:
     name, there = strategy.config.strategy, _on_its_machine(run)
     if isinstance(strategy, ODPFL):
         raise ConfigError(
-            f"{name}: a model is made when a client describes itself; run: flower-server serve {quote(str(run))}"
+            f"{name}: a client gets a model when it describes itself; see flower-server serve {quote(str(run))}"
         )
     if isinstance(strategy, Local):
         raise ConfigError(f"{name}: each client has its own model; {there}")
+    if type(strategy).state is Algorithm.state:
+        raise ConfigError(f"{name}: it has no `state`, so there is nothing to export")
     if strategy.own_models != "no":
         raise ConfigError(f"{name}: the clients' networks are their own, and only they can write them; {there}")
     if strategy.private != "none":

@@ -116,6 +116,8 @@ class RunFolder(Listener):
         for name, length in lengths.items():
             if (path / name).exists():
                 os.truncate(path / name, length)
+        if (events := path / EVENTS).exists():  # a line that a loss of power has torn
+            os.truncate(events, events.read_bytes().rfind(b"\n") + 1)
         for name in names[checkpoint.phase + 1 :]:
             for left in phase_folder(path, config, name).glob("*.jsonl"):
                 left.unlink()

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import data_source
-from hyperbloom.common.errors import FULL, DiskError, HyperbloomError
+from hyperbloom.common.errors import FULL, DiskError, attempt
 from hyperbloom.common.newcomers import best_of, says
 from hyperbloom.common.program.device import limit_threads, pick_device
 from hyperbloom.common.program.plain import listening_at
@@ -23,7 +23,7 @@ from hyperbloom.server.loop.listener import Listener, Selection
 from hyperbloom.server.loop.post import Grid
 from hyperbloom.server.loop.session import Session, check_run
 from hyperbloom.server.pages.report import write_report
-from hyperbloom.server.runs.checkpoint import has_checkpoint, locked
+from hyperbloom.server.runs.checkpoint import locked
 from hyperbloom.server.runs.folder import RunFolder, adopt_identities, new_run_folder
 from hyperbloom.server.watch.tracking import find_tracker, tracked
 from hyperbloom.server.watch.view import TerminalView, print_line, print_results
@@ -72,9 +72,9 @@ def play(
         session = Session(config, opened, run_id, listeners, watch, resume, machines.device, recorder.selected_state)
         try:
             return recorder, session, session.run()
-        except (HyperbloomError, KeyboardInterrupt, SystemExit) as error:  # the last one is Flower's, by `flwr stop`
-            ended = isinstance(error, SystemExit)
-            recorder.event(f"the run stopped: {'its process was ended' if ended else str(error) or 'Ctrl-C'}")
+        except BaseException as error:  # such as Flower's SystemExit and KeyboardInterrupt, by `flwr stop`
+            why = "its process was ended" if isinstance(error, SystemExit) else str(error) or "Ctrl-C, or flwr stop"
+            attempt(recorder.event, f"the run stopped: {why}")  # the disk may be full
             error.args = (folder,) if isinstance(error, KeyboardInterrupt) else error.args
             raise
 
@@ -90,7 +90,7 @@ def _full_disk_told(folder: Path) -> Iterator[None]:
         anew = f"begin again with the same command, after you have deleted {folder}"
         raise DiskError(
             f"cannot write to {folder}: {error.strerror}. Nothing is half-written; make room, and "
-            f"{on if has_checkpoint(folder) else anew}"
+            f"{on if any((folder / 'checkpoints').glob('[0-9]*.json')) else anew}"
         ) from None
 
 

@@ -7,11 +7,12 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data.scaling import Scaling
-from hyperbloom.common.errors import ConfigError, RefusedError
+from hyperbloom.common.errors import ConfigError, RefusedError, describe
 from hyperbloom.server.loop.admission import Admission
 from hyperbloom.server.loop.listener import Selection
 from hyperbloom.server.loop.roster import Roster
@@ -19,7 +20,6 @@ from hyperbloom.server.runs.folder import read_run
 from hyperbloom.server.runs.recorded import read_config, read_summary
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
-from hyperbloom.strategies.odpfl import ODPFL
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,9 @@ def read_trained(run: Path, check: Callable[[Algorithm], None], own_code: bool =
     selection = read_summary(run).get(config.strategy)
     if selection is None:
         raise ConfigError(f"{run / 'summary.json'}: expected the selected round of {config.strategy}, found none")
+    with safe_open(run / "hypernetwork.safetensors", framework="pt") as file:
+        if (file.metadata() or {}).get("round", str(selection.round)) != str(selection.round):
+            raise ConfigError(f"{run} was stopped while it wrote what validation had selected; resume it first")
     return Trained(run, config, algorithm, roster, tensors, selection)
 
 
@@ -74,13 +77,11 @@ def restored(
     """
     algorithm = make_algorithm(config)
     algorithm.device = device
-    starts = type(algorithm).start_from is not Algorithm.start_from  # such as FedAvg, which goes back to its state
-    if starts:
-        algorithm.check_start(tensors)
-    admission = Admission(config, algorithm, tensors if starts else None)
-    admission.begin(roster, len(roster))
-    if isinstance(algorithm, ODPFL):
-        algorithm.restore_original(tensors)
-    if not starts:
-        algorithm.restore({**algorithm.checkpoint(), **tensors})  # a subclass may keep more
+    Admission(config, algorithm).begin(roster, len(roster))
+    try:
+        algorithm.restore({**algorithm.checkpoint(), **tensors})
+    except (KeyError, RuntimeError) as error:
+        raise ConfigError(f"{config.strategy}: its state does not fit its configuration: {describe(error)}") from None
+    for client in roster:
+        algorithm.join(client, False)
     return algorithm

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -26,7 +27,8 @@ MOST_ROWS = 200
 
 def print_line(console: Console, text: str, style: str = "") -> None:
     """Print text that may come from a client, without markup or control characters."""
-    console.print(printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    with suppress(OSError):  # the disk of a log may be full: the run goes on
+        console.print(printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 class TerminalView(Listener):

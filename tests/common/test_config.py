@@ -16,6 +16,7 @@ from hyperbloom.common.config import (
     check,
     dump_run_config,
     load_run_config,
+    make_run_config,
     parse_assignment,
 )
 from hyperbloom.common.errors import ConfigError
@@ -312,13 +313,6 @@ def test_what_no_run_can_use_is_refused_before_it_begins(file: Path, text: str, 
     assert len(refusal(file, text)) < 300
 
 
-@pytest.mark.parametrize("key", ["noise: 8.0", "clip: 0.5", "delta: 1e-6", "largest_change: 2.0"])
-def test_noise_that_nobody_would_add_is_refused(file: Path, key: str) -> None:
-    assert "none adds no noise" in refusal(file, f"privacy: {{{key}}}")
-    assert load(file, f"privacy: {{where: server, {key}}}").privacy.where == "server"
-    assert load(file, f"secure_aggregation: true\nstrategy: fedavg\ncohort: 3\nprivacy: {{{key}}}")
-
-
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
@@ -482,3 +476,10 @@ def test_an_alias_stands_for_its_value(file: Path) -> None:
 )
 def test_a_strategy_is_no_path(file: Path, text: str) -> None:
     assert refusal(file, text).startswith("strategy, baselines: expected a name or package.module:Class")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_section_and_keys_of_it_in_either_order(turned: bool) -> None:
+    given = [("local.steps", 5), ("local", {"learning_rate": 0.1}), ("beta", 0.3), ("options", {"rate": 0.5})]
+    made = make_run_config({}, dict(reversed(given) if turned else given), "a test")
+    assert (made.local.steps, made.local.learning_rate, made.options) == (5, 0.1, {"beta": 0.3, "rate": 0.5})

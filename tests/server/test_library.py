@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import hyperbloom
+from hyperbloom.client.work.client import client_for
 from hyperbloom.common.config import LocalConfig, RunConfig
-from hyperbloom.common.errors import ConfigError
+from hyperbloom.common.errors import ConfigError, HyperbloomError
 from hyperbloom.server.cli import main
 from hyperbloom.server.flower_strategy import FlowerStrategy
+from hyperbloom.server.runs.folder import RunFolder
 
 KEYS = {"strategy": "pfedhn", "clients": 3, "cohort": 2, "rounds": 2, "eval_every": 2, "local.steps": 2}
 
@@ -96,3 +98,20 @@ def test_a_run_made_in_python_is_as_one_from_a_file(tmp_path: Path) -> None:
     at_once = short.model_copy(update={"asynchronous": True})
     assert hyperbloom.run(at_once, run_dir=tmp_path / "asynchronous").config.local.schedule == "constant"
     assert FlowerStrategy(at_once).config.local.schedule == "constant"
+
+
+def test_no_client_holds_its_data_when_a_run_has_ended_or_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison plays many runs in one process."""
+    hyperbloom.run(KEYS, run_dir=tmp_path / "run")
+    assert client_for.cache_info().currsize == 0
+
+    def fail(folder: RunFolder, report: object) -> None:
+        assert client_for.cache_info().currsize == KEYS["clients"]
+        raise HyperbloomError("it fails")
+
+    monkeypatch.setattr(RunFolder, "round_done", fail)
+    with pytest.raises(HyperbloomError, match="it fails"):
+        hyperbloom.run(KEYS, run_dir=tmp_path / "failed")
+    assert client_for.cache_info().currsize == 0

@@ -135,9 +135,7 @@ def test_weights_that_are_none_are_refused_in_the_authors_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any
 ) -> None:
     monkeypatch.setattr(Wrong, "wrong", wrong)
-    with pytest.raises(
-        ConfigError, match=r"Wrong: expected Wrong\.weights to return 3 Weights, one for each client, or "
-    ):
+    with pytest.raises(ConfigError, match=r"Wrong: expected Wrong\.weights to return 3 Weights, one a client, or None"):
         one_round(tmp_path, Wrong)
 
 
@@ -155,6 +153,31 @@ def test_a_strategy_of_ones_own_goes_back_to_its_state(tmp_path: Path) -> None:
     made = one_round(tmp_path)
     again: Any = restored(made.config, made.algorithm.state(), made.roster)
     assert torch.equal(again.model, made.algorithm.model) and not torch.equal(again.model, made.start)
+
+
+class Modest(OneModel):
+    """The same, but a new run that starts from it takes nothing over."""
+
+    def check_start(self, tensors: Mapping[str, Tensor]) -> None:
+        pass
+
+    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
+        pass
+
+
+def test_it_goes_back_by_restore_also_if_new_runs_take_less(tmp_path: Path) -> None:
+    made = one_round(tmp_path, Modest)
+    again: Any = restored(made.config, made.algorithm.state(), made.roster)
+    assert torch.equal(again.model, made.algorithm.model) and not torch.equal(again.model, made.start)
+
+
+def test_a_state_that_does_not_fit_is_told(tmp_path: Path) -> None:
+    config = digits_config(strategy="pfedhn", options={"hidden_dim": 8})
+    made = Inline(config, digits_grid(digits_settings(config, tmp_path)))
+    made.join()
+    wrong = {**made.algorithm.state(), "hypernetwork.trunk.0.weight": torch.zeros(3, 3)}
+    with pytest.raises(ConfigError, match=r"^pfedhn: its state does not fit its configuration: "):
+        restored(config, wrong, made.roster)
 
 
 def test_a_strategy_of_twenty_lines_trains_scores_and_is_selected(tmp_path: Path) -> None:

@@ -392,6 +392,17 @@ def test_with_many_examples_the_head_begins_near_to_a_clients_last_training_and_
     torch.testing.assert_close(used, between(algorithm, client, sent_values + second, 0.0, few))
 
 
+def test_a_client_that_uses_its_own_weights_needs_nothing_written() -> None:
+    """They stay sound if the hypernetwork has diverged, and it takes no time."""
+    algorithm = built(clients=2, options={"hidden_dim": 8})
+    client = Client("a", 0, DIGITS)
+    algorithm.learn([reply_of(algorithm, client, torch.ones(algorithm.layout(client).numel))])
+    (before,) = algorithm.personal([client])
+    algorithm.learner.table.weight.data.fill_(torch.inf)
+    (after,) = algorithm.personal([client])
+    assert torch.equal(before.values, after.values) and not algorithm.weights([client])[0].values.isfinite().all()
+
+
 def test_without_a_network_for_all_a_body_is_not_drawn_to_it() -> None:
     about = replace(DIGITS, train_examples=4000)
     algorithm = built(clients=1, options={"hidden_dim": 8, "start": "hypernetwork", "personal": "trained"})

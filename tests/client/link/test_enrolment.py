@@ -197,4 +197,4 @@ def test_a_port_without_tls_is_told(
             enrol(f"127.0.0.1:{listening.getsockname()[1]}", str(token), "a", tmp_path / "state")
         accepting.join()
     (said,) = [each.message for each in caplog.records]
-    assert "(it shows no certificate; is it the Fleet port, and was it started with --insecure?); trying" in said
+    assert "(it shows no certificate; is it the Fleet port, and started with --insecure?); trying" in said

@@ -245,6 +245,14 @@ def test_initialising_the_head_leaves_the_global_generator_alone(make_worker: Ma
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def test_a_server_that_goes_back_too_far_is_told_of(make_worker: MakeWorker, caplog: pytest.LogCaptureFixture) -> None:
+    worker = make_worker()
+    fresh = worker.answer(evaluate_order("head"))
+    worker.answer(train_order("head", round=9))
+    assert worker.answer(evaluate_order("head", round=4, rewound=(3,))) == fresh
+    assert "no own part is kept here: it begins anew" in caplog.text
+
+
 def test_each_run_starts_with_a_fresh_head_and_finds_its_own_again(make_worker: MakeWorker) -> None:
     worker = make_worker()
     fresh = worker.answer(evaluate_order("head"))

@@ -56,6 +56,12 @@ def test_texts_are_no_longer_than_the_network_takes(tmp_path: Path) -> None:
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": int(1e30)}))
     assert most_tokens(str(folder)) == LENGTH
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**about, "max_position_embeddings": -1}))  # XLNet has no limit
+    assert most_tokens(str(shutil.copytree(folder, tmp_path / "boundless"))) == 128
+    (folder / "config.json").write_text(json.dumps({**about, "max_position_embeddings": "many"}))
+    with pytest.raises(DataError, match=r"^expected a tokenizer in .*, found none: .*'max_position_embeddings'"):
+        most_tokens(str(shutil.copytree(folder, tmp_path / "odd")))
     (folder / "config.json").unlink()  # as in the folder of an exported model's tokenizer
     copied = Path(shutil.copytree(folder, tmp_path / "alone"))
     assert most_tokens(str(copied)) == 128

@@ -28,7 +28,7 @@ from hyperbloom.common.models import (
     head_layout,
     merged,
 )
-from hyperbloom.common.models.pretrained import check_tokens, vocabulary
+from hyperbloom.common.models.pretrained import check_tokens, load_backbone, vocabulary
 from tests.slow import quick
 
 from .backbones import LENGTH, VOCABULARY, gpt_folder, image_folder, text_folder, timm_folder, torchvision_folder
@@ -282,3 +282,15 @@ def test_inputs_that_do_not_fit_are_told(folders: dict[str, tuple[Path, tuple[in
     for wrong in (30, -1, 1.5):  # the last two from a table of numbers
         with pytest.raises(ModelError, match=f"expected tokens, whole numbers from 0 to 29; found {wrong}"):
             check_tokens("--backbone", vocabulary(network), sound, torch.tensor([[3.0, wrong]]))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("hidden_size", "many"), ("vocab_size", -3), ("num_attention_heads", 0), ("pad_token_id", 99999)],
+)
+def test_a_configuration_of_which_no_network_can_be_made_is_told(key: str, value: object, tmp_path: Path) -> None:
+    folder = text_folder(tmp_path / "bert")
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**about, key: value}))
+    with pytest.raises(ModelError, match=r"^--backbone: expected a network in "):
+        load_backbone(str(folder), (LENGTH,), 2)

@@ -1,6 +1,8 @@
 """The door of the SuperLink, over Flower's own state: who gets in, and that nobody else is read."""
 
 import datetime as dt
+import errno
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -425,7 +427,13 @@ def enrol(house: House, key: Key, shown: str, signer: Key | None = None) -> Any:
     return house.send(Messages(), [public, *signed, (token.HEADER, shown)])
 
 
-def test_a_token_lets_a_key_in_that_has_signed_and_no_other(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def refuse_to_write(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_token_lets_a_key_in_that_has_signed_and_no_other(
+    house: House, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     init(house.registry.path.parent, [])
     secret, key, neighbour = house.invitations.invite("ward-7", 1, 60).secret, make_key(), house.add("ward-8")
     refusals = {
@@ -445,6 +453,14 @@ def test_a_token_lets_a_key_in_that_has_signed_and_no_other(house: House, caplog
     with pytest.raises(Aborted, match=token.REFUSED):
         house.send(Messages(), [*odd, (token.HEADER, f"{secret} ward-7")])
     assert set(house.names()) == {"ward-8"}
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(Aborted, match="the server cannot write down who enrols") as full,
+    ):
+        patch.setattr(os, "fsync", refuse_to_write)
+        enrol(house, key, f"{secret} ward-7")
+    assert full.value.args[0] == grpc.StatusCode.UNAVAILABLE  # it may try again
+    assert any(line.startswith("ward-7 cannot enrol: No space left") for line in caplog.messages)
     with pytest.raises(Aborted, match="expected a message"):  # it is in, and has said nothing
         enrol(house, key, f"{secret} ward-7")
     assert f"ward-7 has enrolled with a token; its key is {fingerprint(public_pem(key))}" in caplog.messages

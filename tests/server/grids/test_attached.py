@@ -1,7 +1,7 @@
 """A run on a stock SuperLink, which speaks HTTP with the server and gRPC with the clients."""
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +97,17 @@ def test_a_superlink_that_is_away_is_told_in_one_line() -> None:
         attached("127.0.0.1:1"),
     ):
         raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, r"has ended the run, as by flwr stop; --resume"),
+        (503, r"does not answer \(Server error '503 [^\n]*'\); --resume [^\n]*$"),
+    ],
+)
+def test_a_run_that_flower_has_stopped_is_told_so(status: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hyperbloom.server.grids.attached._task", lambda *_: nullcontext(None))
+    request = httpx.Request("POST", "http://127.0.0.1:1/v1/runtime/push-messages")
+    with pytest.raises(ConnectionFailed, match=said), attached("127.0.0.1:1"):
+        httpx.Response(status, request=request).raise_for_status()

@@ -15,7 +15,7 @@ from flwr.app import Message
 from hyperbloom import __version__
 from hyperbloom.client.work import together, training
 from hyperbloom.client.work.client import client_for
-from hyperbloom.common.config import DataConfig, LocalConfig, RunConfig
+from hyperbloom.common.config import DataConfig, LocalConfig, PrivacyConfig, RunConfig
 from hyperbloom.common.errors import CohortError, ConfigError, HyperbloomError
 from hyperbloom.common.files.storage import write_json, write_tensors
 from hyperbloom.common.reasons import Reason
@@ -262,6 +262,12 @@ def test_a_baseline_has_its_own_options_and_its_own_way_of_going_round(config: R
     ("changes", "message"),
     [
         ({"baselines": ("fedavg",)}, r"^baselines: expected names beside fedavg, each once, found \('fedavg',\)$"),
+        ({"privacy": PrivacyConfig(noise=8.0)}, "^privacy.where: expected client or server .*; none adds no noise$"),
+        ({"privacy": PrivacyConfig(clip=0.5)}, "^privacy.where: expected client or server"),
+        (
+            {"secure_aggregation": True, "cohort": 3, "clients": 3, "privacy": PrivacyConfig(noise=8.0)},
+            "^privacy.where: expected client or server",
+        ),
         ({"max_staleness": 3}, r"^max_staleness: expected with asynchronous: true; "),
         ({"baselines": ("nosuch",)}, r"^baselines: expected one of ditto, .*; found 'nosuch'$"),
         ({"baselines": ("local", "local")}, r"^baselines: expected names beside fedavg, each once"),
@@ -359,6 +365,7 @@ def test_tables_and_targets_are_scaled_by_what_all_clients_disclose_once_and_whe
         session.roster.moments[:1]
     }
     schema = next(iter(session.roster)).about.schema
+    (tmp_path / "open.json").write_text(OPEN.replace("20.0", "25.0"))  # the run keeps the schema that it began with
     again = WatchedGrid(inline_grid(config, tmp_path))
     resumed = Session(config, again, "run", [], resume=Resume(heard.checkpoints[1], [(0, 0), (0, 1)], [(0, 1)]))
     resumed.run()

@@ -10,7 +10,7 @@ from hyperbloom.common.config import RunConfig
 from hyperbloom.common.errors import ConfigError
 from hyperbloom.server.loop.listener import Checkpoint, Progress
 from hyperbloom.server.loop.roster import Roster
-from hyperbloom.server.runs.checkpoint import is_over, locked, read_resume
+from hyperbloom.server.runs.checkpoint import locked, read_resume
 from hyperbloom.server.runs.folder import RunFolder
 from hyperbloom.server.runs.lines import CLIENTS, METRICS
 
@@ -46,18 +46,21 @@ def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_them(
 
 def test_two_stay_and_of_a_run_that_is_over_the_last_alone(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, CONFIG, "run")
-    assert not is_over(tmp_path, CONFIG)
     for number in range(1, 4):
         folder.checkpoint(checkpoint(0, number))
     assert numbers(tmp_path) == ["000002.json", "000002.safetensors", "000003.json", "000003.safetensors"]
-    assert not is_over(tmp_path, CONFIG)
     assert read_resume(tmp_path, CONFIG, print)[0].points == [(0, 2), (0, 3)], "the oldest first"
     folder.checkpoint(checkpoint(1, 9))
-    assert numbers(tmp_path) == ["000004.json"] and is_over(tmp_path, CONFIG)
-    (tmp_path / "checkpoints" / "000005.json").write_text("{")
-    assert is_over(tmp_path, CONFIG), "the one before says so"
-    (tmp_path / "checkpoints" / "000004.json").unlink()
-    assert not is_over(tmp_path, CONFIG)
+    assert numbers(tmp_path) == ["000004.json"]
+
+
+def test_what_a_killed_server_left_of_a_checkpoint_is_deleted(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, CONFIG, "run")
+    folder.checkpoint(checkpoint(0, 1))
+    (tmp_path / "checkpoints" / "000001.json").unlink()  # it is the first to go
+    (tmp_path / "checkpoints" / "000007.json").write_text("{}")
+    folder.checkpoint(checkpoint(0, 2))
+    assert numbers(tmp_path) == ["000007.json", "000008.json", "000008.safetensors"]
 
 
 def test_a_damaged_checkpoint_is_deleted_once_another_one_is_sound(tmp_path: Path) -> None:

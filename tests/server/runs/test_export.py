@@ -144,6 +144,31 @@ def test_a_run_that_has_diverged_has_no_models_and_no_map(tmp_path: Path, capsys
     assert "Embeddings by PCA" not in (run / "report.html").read_text()
 
 
+def test_a_table_of_embeddings_is_one_only_if_the_strategy_has_clients_in_it(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "fedavg")
+    stored = load_file(path := run / "hypernetwork.safetensors")
+    save_file({**stored, "embeddings": torch.zeros(1, 8)}, path)  # such as a parameter of a plug-in network
+    assert len(Export(run).clients(None)) == 3
+
+
+def test_a_strategy_without_a_state_has_nothing_to_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path / "run", "fedavg")
+    monkeypatch.delattr("hyperbloom.strategies.fedavg.FedAvg.state")
+    assert main(["export", str(run), "--all"]) == 2
+    assert "fedavg: it has no `state`, so there is nothing to export" in capsys.readouterr().err
+
+
+def test_a_run_that_stopped_between_weights_and_scores_is_resumed_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path / "run", "pfedhn")
+    save_file(load_file(path := run / "hypernetwork.safetensors"), path, {"round": "77"})
+    assert main(["export", str(run), "--all"]) == 2
+    assert "was stopped while it wrote what validation had selected; resume it first" in capsys.readouterr().err
+
+
 def test_a_client_that_joined_after_the_selected_round_has_no_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

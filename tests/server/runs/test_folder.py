@@ -28,6 +28,7 @@ from hyperbloom.server.loop.post import Failure
 from hyperbloom.server.loop.roster import Roster
 from hyperbloom.server.runs import folder
 from hyperbloom.server.runs.folder import RunFolder, new_run_folder, read_run
+from hyperbloom.server.runs.lines import EVENTS, read_lines
 from hyperbloom.server.runs.recorded import has_ended
 from hyperbloom.strategies import make_algorithm
 from hyperbloom.strategies.algorithm import Algorithm
@@ -407,3 +408,14 @@ def test_a_run_has_ended_once_its_last_checkpoint_is_told_and_not_before(tmp_pat
         run.folder.checkpoint(Checkpoint("run-1", phase, NOTHING_DONE, {}, Roster().to_json(), 3, {}))
         assert has_ended(tmp_path) is over
     assert any((tmp_path / "checkpoints").glob("*.json")) is bool(every)
+
+
+def test_an_event_that_a_loss_of_power_has_torn_does_not_swallow_the_next_one(tmp_path: Path) -> None:
+    run = Recording(tmp_path, config=(config := some_config()))
+    run.begin("pfedhn")
+    run.folder.event("before")
+    run.folder.checkpoint(Checkpoint("run-1", 0, NOTHING_DONE, {}, Roster().to_json(), 3, {}))
+    with (tmp_path / EVENTS).open("a") as file:
+        file.write('{"time": "2026-')
+    RunFolder.resume(tmp_path, config, print)[0].event("after")
+    assert [line["text"] for line in read_lines(tmp_path / EVENTS)][-2:] == ["before", "after"]

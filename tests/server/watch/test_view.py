@@ -1,5 +1,6 @@
 """What a person sees: lines and a table with the right numbers in the right places."""
 
+import errno
 import io
 import re
 import time
@@ -337,3 +338,11 @@ def test_closing_is_harmless_at_any_time() -> None:
     view.phase(strategy(), "pfedhn")
     view.close()
     view.close()
+
+
+def test_a_log_that_takes_no_more_does_not_end_the_run() -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    TerminalView(Console(file=Full())).event("ward-7 joined")
