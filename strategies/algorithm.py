@@ -240,5 +240,5 @@ class Algorithm(ABC):
         raise ConfigError(f"init_from: {self.config.strategy} has no way to start from another run")
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start from another run's `state`, with rows for its clients, whom `join` gets with `first=False`; or ConfigError."""
+        """Start from another run's `state` and make room for its clients, whom `join` gets with `first=False`."""
         self.check_start(tensors)

@@ -46,9 +46,7 @@ class Measured:
 
 
 class Task(ABC):
-    """Base class of tasks; `spec` describes it. One's own defines `metrics`, `check`, `losses`, `counts`, `show`,
-    and `nothing` if labels are not floats `(N, outputs)`.
-    """
+    """Base class of tasks, of `spec`. One's own has `metrics`, `check`, `losses`, `counts`, `show` (docs/tasks.md)."""
 
     metrics: ClassVar[Mapping[str, Metric]]
     """The metrics that exist. The first one selects the round unless the run says otherwise."""
