@@ -205,9 +205,7 @@ def _begun(flags: dict[str, Any], config: "RunConfig") -> tuple[Path | None, boo
         return None, False
     over = has_ended(folder)
     if not over and not config.checkpoint_every:
-        raise ConfigError(
-            f"--go-on: the run in {folder} has no checkpoints (checkpoint_every); delete it to begin anew"
-        )
+        raise ConfigError(f"--go-on: {folder} has no checkpoints (checkpoint_every); delete it to begin anew")
     return folder, over
 
 

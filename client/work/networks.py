@@ -10,12 +10,13 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor, nn
 
-from hyperbloom.client.work.client import Client, log
+from hyperbloom.client.work.client import Client, client_for, log
 from hyperbloom.client.work.features import Tail, on_features, tail_of
 from hyperbloom.client.work.own_network import make_network, ordered_settings, own_graph
 from hyperbloom.client.work.sgd import Flat, FlatPart, Network
 from hyperbloom.common import models
 from hyperbloom.common.data import Examples
+from hyperbloom.common.data.load import sources
 from hyperbloom.common.errors import ConfigError, WireError
 from hyperbloom.common.files.storage import FileState, file_state
 from hyperbloom.common.graphs import Settings
@@ -179,6 +180,14 @@ def _make_room(parameters: int) -> None:
     """Forget all networks before a large one: with many of them a server that lies could fill the memory."""
     for cached in (_network, _own_network, _private_network) if parameters > LARGE_NETWORK else ():
         cached.cache_clear()
+
+
+def forget() -> None:
+    """Forget this process's clients, with their data, and networks: in another run names and files may mean others."""
+    sources.clear()
+    for cached in (client_for, own_graph, models.backbone_digest, models.frozen):
+        cached.cache_clear()
+    _make_room(LARGE_NETWORK + 1)
 
 
 @lru_cache(LOADED_NETWORKS)

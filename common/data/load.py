@@ -134,15 +134,15 @@ class DataSource:
 
 
 # Weak references, because a process with one client must not keep the whole data set in memory.
-_sources: WeakValueDictionary[DataSpec, DataSource] = WeakValueDictionary()
+sources: WeakValueDictionary[DataSpec, DataSource] = WeakValueDictionary()
 
 
 def data_source(spec: DataSpec) -> DataSource:
     """Return the open source of a client's data. Keep a reference to load several clients without reopening it."""
     whole = replace(spec, partition=None)
-    source = _sources.get(whole)
+    source = sources.get(whole)
     if source is None:
-        source = _sources[whole] = DataSource(whole)
+        source = sources[whole] = DataSource(whole)
     return source
 
 

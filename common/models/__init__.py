@@ -205,12 +205,12 @@ def _head(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def _backbone(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module]) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return the network that is adapted and the prefixes of its head; there is one in a process for each `spec`."""
-    return _frozen(replace(spec, adapt=ALL), make)
+    return frozen(replace(spec, adapt=ALL), make)
 
 
 @lru_cache(MOST_BACKBONES)
-def _frozen(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module]) -> tuple[nn.Module, tuple[str, ...]]:
+def frozen(spec: ModelSpec, make: Callable[[ModelSpec], nn.Module]) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return a network, all of which is adapted, and the prefixes of its head; there is one in a process."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # not on "meta", where a caller may look for layouts
         torch.manual_seed(0)  # what is not loaded from a file must be equal at all clients
         module = load_backbone(spec.backbone, spec.input_shape, spec.num_classes) if spec.backbone else make(spec)

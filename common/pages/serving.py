@@ -77,9 +77,7 @@ def serve_at(address: str, application: Callable[[str], Starlette], say: Callabl
         say(f"live page: http://{shown}:{listening.getsockname()[1]}/")
         # uvloop loses a SIGTERM that comes while it starts, and then never ends.
         # A page that is open when this ends is cut off, which is no error.
-        logging.getLogger("uvicorn.error").addFilter(
-            lambda it: not it.exc_info or isinstance(it.exc_info[1], Exception)
-        )
+        logging.getLogger("uvicorn.error").addFilter(lambda x: not x.exc_info or isinstance(x.exc_info[1], Exception))
         how: dict[str, Any] = {"loop": "asyncio", "log_level": "warning", "access_log": False}
         config = uvicorn.Config(application(host), timeout_graceful_shutdown=1, **how)
         uvicorn.Server(config).run(sockets=[listening])

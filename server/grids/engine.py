@@ -8,6 +8,7 @@ from hyperbloom.client.app import app
 from hyperbloom.client.app import train_all as train_at_once
 from hyperbloom.client.settings import ClientSettings
 from hyperbloom.client.work.client import client_for
+from hyperbloom.client.work.networks import forget
 from hyperbloom.client.work.own_network import own_graph
 from hyperbloom.common.config import RunConfig
 from hyperbloom.common.data import data_source
@@ -55,11 +56,12 @@ def inline_grid(
 def open_grid(machines: Machines, config: RunConfig, folder: Path, say: Say, tell: Tell) -> Iterator[Opened]:
     """Open a run's grid on its engine and start its clients; HyperbloomError if data are missing or it cannot start."""
     if machines.engine == "inline":
+        forget()  # of an earlier run: a notebook may have defined names, or written files, anew
         try:
             with workers(machines.workers) if machines.workers > 1 else nullcontext() as train_all:
                 yield inline_grid(config, folder, machines.vectorise, train_all), lambda: None
         finally:
-            client_for.cache_clear()  # it holds data, and the next run of this process has clients of its own
+            forget()
         return
     settings = [client_settings(config, index, folder) for index in range(machines.local_clients)]
     keys = None if machines.insecure or not settings else make_keys(settings, folder / "clients")

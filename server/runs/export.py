@@ -175,9 +175,7 @@ class Export:
 def _check(strategy: Algorithm, run: Path) -> None:
     name, there = strategy.config.strategy, _on_its_machine(run)
     if isinstance(strategy, ODPFL):
-        raise ConfigError(
-            f"{name}: a client gets a model when it describes itself; see flower-server serve {quote(str(run))}"
-        )
+        raise ConfigError(f"{name}: a model is made on demand; run: flower-server serve {quote(str(run))}")
     if isinstance(strategy, Local):
         raise ConfigError(f"{name}: each client has its own model; {there}")
     if type(strategy).state is Algorithm.state:

@@ -2,10 +2,16 @@
 
 import html
 import re
+import sys
+import types
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
 import hyperbloom
 from hyperbloom.client.work.client import client_for
@@ -115,3 +121,25 @@ def test_no_client_holds_its_data_when_a_run_has_ended_or_failed(
     with pytest.raises(HyperbloomError, match="it fails"):
         hyperbloom.run(KEYS, run_dir=tmp_path / "failed")
     assert client_for.cache_info().currsize == 0
+
+
+def two_layers(width: int, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(*input_shape, width), nn.ReLU(), nn.Linear(width, num_classes))
+
+
+def test_a_second_run_reads_files_and_names_that_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook, whose cells are edited and run again."""
+    widths, keys = [], {**KEYS, "strategy": "local", "data.name": str(tmp_path / "own.npz"), "models": ["notes:net"]}
+    monkeypatch.chdir(tmp_path)
+    for count, width in ((60, 8), (200, 32)):
+        generator = np.random.default_rng(0)
+        np.savez(tmp_path / "own.npz", x=generator.normal(size=(count, 4)).astype("float32"), y=np.arange(count) % 2)
+        module = types.ModuleType("notes")
+        module.net = partial(two_layers, width)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "notes", module)
+        run = hyperbloom.run(keys, run_dir=tmp_path / f"run-{count}")
+        stored = load_file(next((run.folder / "clients" / "client-0" / "personal").glob("*.safetensors")))
+        widths.append(max(each.numel() for each in stored.values()))
+        seen = run.client("client-0").about["train_examples"]
+        assert (0.1 * count < seen < 0.5 * count) and widths[-1] >= 4 * width
+    assert widths[0] < widths[1]
