@@ -254,6 +254,7 @@ def sentence(lines: Sequence[Line]) -> str:
     later = (
         f"With {BUDGETS[1]} rounds it is {_deciding(longer, DEFAULT, SETS)[0]} points ahead of the better of the two,\n"
         f"and its mean lead is {_rivals(longer)}.\n"
+        f"(Its figures with {BUDGETS[1]} rounds are older than [a correction](docs/start.md#a-correction).)\n"
     )
     return (
         f"With defaults and {BUDGETS[0]} rounds, `{DEFAULT}` is {gain} points ahead of the better of `local` and\n"
@@ -266,7 +267,6 @@ def sentence(lines: Sequence[Line]) -> str:
         "With the model that each site chose on its validation examples,\n"
         f"{lost} of {sites} sites are more than a point behind training alone (a site counts once for each seed).\n"
         f"{more if others else ''}"
-        "These figures are older than [a correction](docs/start.md#a-correction), which changes little there.\n"
         "[Strategies on thirteen federations](docs/federations.md) has every data set and strategy.\n"
     )
 

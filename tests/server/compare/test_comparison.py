@@ -223,8 +223,10 @@ def test_a_run_that_cannot_be_gone_on_with_is_kept(file: Path, copy: Path, capsy
     assert compare(file, copy) == 0
     assert (cell / "metrics.jsonl").read_bytes() == before
     assert (cell / "cell.json").exists()
-    # Begun by a version whose configuration read otherwise.
+    # Begun by a version whose configuration read otherwise, and not ended.
     (cell / "cell.json").unlink()
+    about = json.loads((cell / "environment.json").read_text())
+    (cell / "environment.json").write_text(json.dumps({key: about[key] for key in about if key != "ended"}))
     point = max((cell / "checkpoints").glob("0*.json"))
     stored = json.loads(point.read_text())
     stored["body"] |= {"config": "of another version", "phase": 0}
