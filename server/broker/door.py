@@ -224,7 +224,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         except (ConfigError, UnicodeDecodeError) as error:
             self._refuse(context, f"{error}", f"{token.REFUSED}{error}", grpc.StatusCode.PERMISSION_DENIED)
         except OSError as error:
-            say(f"{name} cannot enrol: {error.strerror}: {error.filename}")
+            say(f"{name} cannot enrol: {error}")
             context.abort(grpc.StatusCode.UNAVAILABLE, "the server cannot write down who enrols")
         say(f"{name} has enrolled with a token; its key is {fingerprint(key.decode())}")
         self._keys.follow()

@@ -68,7 +68,7 @@ def write_checkpoint(
     for path in _all(folder)[: -1 if over else -KEPT]:
         _delete(path)
     for path in place.glob("[0-9]*.safetensors"):  # a server may be killed between the files of one
-        if not (place / f"{path.name[:6]}.json").exists():
+        if not (place / f"{path.stem.partition('-')[0]}.json").exists():
             path.unlink()
 
 
