@@ -322,7 +322,7 @@ class ODPFL(PFedHN):
         """Restore everything but the descriptors, which are requested again."""
         super().restore(tensors)
         self.encoder.load(tensors, with_optimizer=True)
-        self.encoder.calibrated = bool(tensors["calibrated"])
+        self.encoder.calibrated = bool(tensors.get("calibrated", True))  # which earlier versions did not store
         if "original.embeddings" in tensors:  # of phase 2: the models of the clients that trained
             self._freeze()
             assert self._original is not None

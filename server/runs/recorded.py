@@ -96,10 +96,8 @@ def read_config(folder: Path, own_code: bool = True) -> RunConfig:
         raise ConfigError(f"expected the folder of a run, found no {path}{runs}")
     config = load_run_config(path, {})
     plain = _PLAIN | ({"name"} if config.data.name.startswith("hf:") else set())  # a strategy so named is code
-    told = config.model_dump(
-        mode="json", exclude={"adapt": True, "compression": True, "init_from": True, "data": plain}
-    )
-    named = [] if own_code else [word for _, text in flat(told) for word in text.split() if ":" in word]
+    run = config.model_dump(mode="json", exclude={"adapt": True, "compression": True, "init_from": True, "data": plain})
+    named = [] if own_code else [word for _, text in flat(run) for word in text.split() if ":" in word]
     if named:
         raise ConfigError(f"{path}: names code of its own, {named[0]!r}; if you trust this folder, add --own-code")
     return config

@@ -78,9 +78,10 @@ def restored(
     algorithm = make_algorithm(config)
     algorithm.device = device
     Admission(config, algorithm).begin(roster, len(roster))
+    known = algorithm.state()  # what is missing of it is told; a checkpoint may have more
     try:
-        algorithm.restore({**algorithm.checkpoint(), **tensors})
-    except (KeyError, RuntimeError) as error:
+        algorithm.restore({name: x for name, x in algorithm.checkpoint().items() if name not in known} | {**tensors})
+    except (LookupError, RuntimeError) as error:
         raise ConfigError(f"{config.strategy}: its state does not fit its configuration: {describe(error)}") from None
     for client in roster:
         algorithm.join(client, False)

@@ -175,9 +175,15 @@ def test_a_state_that_does_not_fit_is_told(tmp_path: Path) -> None:
     config = digits_config(strategy="pfedhn", options={"hidden_dim": 8})
     made = Inline(config, digits_grid(digits_settings(config, tmp_path)))
     made.join()
-    wrong = {**made.algorithm.state(), "hypernetwork.trunk.0.weight": torch.zeros(3, 3)}
-    with pytest.raises(ConfigError, match=r"^pfedhn: its state does not fit its configuration: "):
-        restored(config, wrong, made.roster)
+    state = made.algorithm.state()
+    less = {name: value for name, value in state.items() if name != "embeddings"}
+    for wrong in (
+        {**state, "hypernetwork.trunk.0.weight": torch.zeros(3, 3)},
+        {**state, "embeddings": torch.ones(3)},
+        less,
+    ):
+        with pytest.raises(ConfigError, match=r"^pfedhn: its state does not fit its configuration: "):
+            restored(config, wrong, made.roster)
 
 
 def test_a_strategy_of_twenty_lines_trains_scores_and_is_selected(tmp_path: Path) -> None:
