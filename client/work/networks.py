@@ -87,7 +87,6 @@ def load_alone(client: Client, scope: Scope, target: Target) -> Loaded:
     target = replace(target, private="all", hypernetwork=None, adapt=models.FORM.sub(models.ALL, target.adapt))
     with client.hide_own_model():
         network = _network_alone(client, client.own, target) if client.own else loaded_network(client, target, None)
-        network.holds = None
         network.personal.load(_first_values(client, scope, target, None, network.personal.layout))
     return network
 

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from hyperbloom.common.errors import ModelError
 from hyperbloom.common.graphs import trace
-from hyperbloom.common.models import MODELS, ModelSpec, build, last_layer, represent
+from hyperbloom.common.models import MODELS, ModelSpec, build, features, last_layer, represent
 
 IMAGE = (1, 28, 28)
 
@@ -103,3 +104,19 @@ def test_representing_neither_drops_out_nor_depends_on_or_touches_the_running_st
     wanted = (made - made.mean(0)) / (made.var(0, unbiased=False) + norm.eps).sqrt()
     torch.testing.assert_close(one, wanted)
     assert not network[3]._forward_pre_hooks
+
+
+class Dropping(nn.Module):
+    """Drops out in its own `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 50), nn.Linear(50, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.dropout(self.body(x), training=self.training))
+
+
+def test_features_are_those_of_evaluation_mode_of_a_network_that_was_just_built() -> None:
+    net, inputs = Dropping(), torch.ones(3, 4)
+    torch.testing.assert_close(features(net, inputs), net.body(inputs).detach())

@@ -222,6 +222,18 @@ def reply_of(algorithm: Any, client: Client, delta: Tensor) -> Update:
     return Update(client, TrainResult(0.1), sent, delta, algorithm.layout(client), client.about.train_examples)
 
 
+def test_a_client_that_joined_after_a_restored_state_has_no_part_in_its_network_for_all() -> None:
+    algorithm = built(clients=2, options={"hidden_dim": 8})
+    first = algorithm.clients[0]
+    kept = {name: tensor.clone() for name, tensor in algorithm.checkpoint().items()}
+    algorithm.join(Client("b", 1, DIGITS), first=True)
+    algorithm.restore(kept)
+    torch.testing.assert_close(algorithm.common(first).values, algorithm.learner.average([0], "S"))
+    before = algorithm.learner.hypernetwork.start("S").clone()
+    algorithm.learn([reply_of(algorithm, first, torch.ones_like(before))])
+    torch.testing.assert_close(algorithm.learner.hypernetwork.start("S"), before + 1)
+
+
 @pytest.mark.parametrize("clients", [4, 5, 40])
 def test_the_mean_change_is_shrunk_the_more_the_smaller_the_cohort_is(clients: int) -> None:
     deltas = torch.randn(clients, 6, generator=torch.Generator().manual_seed(0))

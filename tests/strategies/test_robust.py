@@ -53,3 +53,17 @@ def test_the_option_reaches_the_learner(clip: Any, norms: list[float], monkeypat
     values = (1.0, 0.0, 5.0, -9.0)
     made.learn([update_of(made.clients[row], torch.full((size,), value)) for row, value in enumerate(values)])
     assert [float(reply.delta.norm()) for reply in learned] == pytest.approx([root * norm for norm in norms], rel=1e-4)
+
+
+def test_with_the_default_start_a_large_change_moves_neither_the_network_for_all_nor_what_is_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = RunConfig(strategy="pfedhn", sizes=("S",), options={"clip_deltas": 2.0, "hidden_dim": 4})
+    made = joined(config, introduction("a"))
+    learned: list[Reply] = []
+    monkeypatch.setattr(made.learner, "update", lambda replies, rule: learned.extend(replies))
+    before = made.learner.hypernetwork.start("S").clone()
+    sent = made.weights([made.clients[0]])[0].values
+    made.learn([update_of(made.clients[0], torch.full_like(sent, 9.0), sent=sent)])
+    assert float((made.learner.hypernetwork.start("S") - before).norm()) <= 2.001
+    assert [float(reply.delta.norm()) for reply in learned] == pytest.approx([2.0], rel=1e-4)

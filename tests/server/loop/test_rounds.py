@@ -485,3 +485,12 @@ def test_every_exchange_is_sent_slice_by_slice(twice: Callable[..., Crew], monke
     run.algorithm.weights = watched
     run.run()
     assert written == [["a", "b"], ["c"]] * 4
+
+
+@pytest.mark.parametrize(("strategy", "told"), [("fedavg", True), ("fedavg-ft", False), ("fedper", False)])
+def test_only_a_model_that_is_scored_as_newcomers_get_it_tells_what_they_may_expect(
+    strategy: str, told: bool, crew: Callable[..., Crew]
+) -> None:
+    """After fine-tuning a score says nothing of a machine without labels."""
+    run = everyone(crew(strategy=strategy, clients=4, cohort=2, novel=25), *"abcd")
+    assert (run.run().newcomers is not None) == told

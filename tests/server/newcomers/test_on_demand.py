@@ -179,6 +179,8 @@ def test_newcomers_get_the_model_for_all_of_a_baseline_if_validation_prefers_it(
     assert own is not None and rival is not None and own.val is not None and rival.val is not None
     assert rival.test == (pytest.approx(of_average.metrics["novel_test_mean"]),) and rival.trained == 6
     assert (rival.of, rival.share, own.of) == ("fedavg", 0.0, "") and rival.val > own.val
+    # Its round is that of the baseline, also where the run itself selected another one.
+    found = replace(found, selection=replace(found.selection, round=of_average.round + 1))
     maker = ModelMaker(found)
     assert maker.offer.shares == (0.0,) and maker.offer.round == of_average.round
     assert maker.offer.expected.startswith(
