@@ -18,6 +18,7 @@ from hyperbloom.client.work.masks import confirm, deal_shares, make_keys, train_
 from hyperbloom.client.work.reference import keep_reference, represent
 from hyperbloom.client.work.together import train_together
 from hyperbloom.client.work.training import fit, train
+from hyperbloom.common import errors
 from hyperbloom.common.errors import FULL, DataError, DiskError, HyperbloomError, RefusedError, WireError, attempt
 from hyperbloom.common.reasons import Reason
 from hyperbloom.common.wire import exchanges, masks, orders
@@ -94,9 +95,10 @@ def _reply(message: Message, outcome: object) -> Message:
         outcome = DiskError(f"the client cannot write its state: {outcome.strerror}")
     if isinstance(outcome, HyperbloomError):
         log.error("%s failed: %s", message.metadata.message_type, outcome)
-        text = "its data cannot be read; its own log says why" if isinstance(outcome, DataError) else str(outcome)
+        private = isinstance(outcome, DataError | errors.ConfigError)  # it may quote a cell, or name a file
+        text = "its data or settings cannot be used; its own log says why" if private else str(outcome)
         where = "order: " if isinstance(outcome, WireError) and not text.startswith("order") else ""
-        outcome = Failed(outcome.reason, where + text)  # what is wrong with data may quote a cell, which stays here
+        outcome = Failed(outcome.reason, where + text)
     elif isinstance(outcome, Exception):
         raise outcome
     return Message(pack(outcome), reply_to=message)

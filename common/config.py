@@ -120,7 +120,7 @@ class PrivacyConfig(Section):
         1.0, description="standard deviation of the noise in each coordinate, in units of clip"
     )
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="delta of the guarantee that is reported")
-    largest_change: Rate = Field(8.0, description="secure_aggregation: clients cut a weight's change off at this")
+    largest_change: Rate = Field(8.0, le=1000, description="secure_aggregation: clients scale changes down to this")
 
 
 class RunConfig(Section):
@@ -335,7 +335,7 @@ def _check_secure_aggregation(config: RunConfig) -> None:
     least = privacy.clip * (1 + 6 * privacy.noise)
     if privacy.where == "client" and privacy.largest_change < least:
         raise ConfigError(
-            f"privacy.largest_change: expected at least clip + 6 * noise * clip = {least:g}, or noise is cut off; "
+            f"privacy.largest_change: expected at least clip + 6 * noise * clip = {least:g}, or noise is scaled down; "
             f"found {privacy.largest_change:g}"
         )
 

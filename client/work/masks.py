@@ -234,13 +234,11 @@ class SecureRound:
         layout = result.weights.layout
         change = (result.weights.values.double() - order.weights.part(layout).double()).numpy()
         scale = self._agreement.scale
-        weight, beyond = scale.weight(examples), int((np.abs(change) > scale.bound).sum())
-        if beyond:
-            log.warning("%d of %d changes are beyond %g and were cut", beyond, len(change), scale.bound)
-        loss = np.array([result.loss or 0.0])  # None with noise; then nobody uses the summed loss
-        words = np.append(
-            scale.encode(self._placed(change, layout), weight), scale.encode(loss, weight, protocol.LARGEST_LOSS_SUMMED)
-        )
+        largest = float(np.abs(change).max(initial=0.0))
+        if largest > scale.bound:  # each weight by itself would leave signs, and weights tell whose sign is whose
+            log.warning("a weight changes by %g, beyond %g: the whole change was scaled down", largest, scale.bound)
+            change *= scale.bound / largest
+        words = scale.encode(self._placed(change, layout), scale.weight(examples))
         protocol.add_mask(words, self.own_secret)
         for place in self._there:
             if place != self._place:

@@ -16,7 +16,6 @@ from hyperbloom.common.errors import HyperbloomError, WireError
 from hyperbloom.common.layout import LARGEST_NORM, Weights
 from hyperbloom.common.methods import Aligned
 from hyperbloom.common.reasons import Reason
-from hyperbloom.common.secrecy.masks import LARGEST_LOSS_SUMMED
 from hyperbloom.common.secrecy.noise import release
 from hyperbloom.common.wire.exchanges import FitOrder, FitResult
 from hyperbloom.common.wire.masks import MaskedOrder
@@ -82,7 +81,6 @@ def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, se
         if not hidden:
             raise HyperbloomError(f"training diverged (loss {loss}); {how}", reason=Reason.DIVERGED)
         log.warning("training diverged, and the server is not told: it sees no change from this client; %s", how)
-        loss = LARGEST_LOSS_SUMMED  # so that the mean of a sum shows it
     else:
         keep_personal(client, order.scope, network)
     reply, encoded = None, None
@@ -99,6 +97,4 @@ def conclude(client: Client, order: TrainOrder, network: Loaded, loss: float, se
             encoded = encode_with_feedback(
                 order.codec, client.state, order.scope, layout, change, bounded, str(order.noise or "")
             )
-    # A masked order without noise includes the loss, because the server sees only the sum.
-    told = not hidden or (isinstance(order, MaskedOrder) and order.noise is None)
-    return TrainResult(seconds, reply, loss if told else None, encoded)
+    return TrainResult(seconds, reply, None if hidden else loss, encoded)

@@ -37,7 +37,7 @@ Words = NDArray[np.uint32]
 KEY_BYTES = DIGEST_BYTES = 32
 SHARE_BYTES = 33
 SEALED_BYTES = 2 * SHARE_BYTES + 16
-LARGEST_LOSS_SUMMED = 64.0
+LARGEST_BOUND = 1000.0  # beyond it small changes are rounded away, and what is left belongs to one client
 
 _PRIME = 2**256 + 297
 """The smallest prime above 2^256: secrets have 32 bytes."""
@@ -68,7 +68,7 @@ class Scale:
 
     Attributes:
         clients: most clients in the sum.
-        bound: largest change of a coordinate; larger ones are clipped.
+        bound: largest change of a coordinate; a client with a larger one scales its whole change down.
         examples: most examples that a client counts for.
     """
 
@@ -80,8 +80,10 @@ class Scale:
         """Raise a WireError if a value is out of range."""
         if not FEWEST_CLIENTS <= self.clients <= MOST_CLIENTS:
             raise WireError(f"expected {FEWEST_CLIENTS} to {MOST_CLIENTS} clients, found {self.clients}")
-        if not (math.isfinite(self.bound) and self.bound > 0 and self.examples > 0):
-            raise WireError(f"expected a bound and examples above 0, found {self.bound} and {self.examples}")
+        if not (0 < self.bound <= LARGEST_BOUND and self.examples > 0):
+            raise WireError(
+                f"expected a bound to {LARGEST_BOUND:g} and examples, found {self.bound} and {self.examples}"
+            )
 
     @property
     def limit(self) -> int:
@@ -97,14 +99,13 @@ class Scale:
         """Return the weight w_i of a client with `examples`, from 1 to W."""
         return max(1, round(min(examples, self.examples) / self.examples * self.whole))
 
-    def encode(self, values: NDArray[np.float64], weight: int, bound: float | None = None) -> Words:
-        """Return `(P,)` values as words, clipped to `bound` (by default the scale's own), which maps to `limit`."""
-        bound = self.bound if bound is None else bound
-        factor = self.limit / bound * weight / self.whole
+    def encode(self, values: NDArray[np.float64], weight: int) -> Words:
+        """Return `(P,)` values, at most `bound` in size, which maps to `limit`, as words."""
+        factor = self.limit / self.bound * weight / self.whole
         # Deterministic rounding to the nearest number is biased, but the steps are so small that it does not matter.
-        return np.rint(np.clip(values, -bound, bound) * factor).astype(np.int32).view(np.uint32)
+        return np.rint(np.clip(values, -self.bound, self.bound) * factor).astype(np.int32).view(np.uint32)
 
-    def decode(self, total: Words, weight: int, bound: float | None = None) -> NDArray[np.float64]:
+    def decode(self, total: Words, weight: int) -> NDArray[np.float64]:
         """Return the weighted mean `(P,)` from the sum of the clients' words and the sum of their weights.
 
         Raises:
@@ -113,8 +114,7 @@ class Scale:
         signed = total.view(np.int32)
         if len(signed) and max(-int(signed.min()), int(signed.max())) > _REACH:
             raise WireError("the sum is beyond what clients can have sent")
-        bound = self.bound if bound is None else bound
-        return signed.astype(np.float64) * (bound / self.limit * self.whole / weight)
+        return signed.astype(np.float64) * (self.bound / self.limit * self.whole / weight)
 
 
 @dataclass(frozen=True)

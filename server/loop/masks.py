@@ -182,7 +182,7 @@ class _MaskedTraining:
         revealed: Mapping[int, wire.UnmaskResult] = yield from self._ask(
             self._who(signed), lambda client: unmask, self._check_revealed
         )
-        total = np.zeros(self.sum.total + 1, np.uint32)
+        total = np.zeros(self.sum.total, np.uint32)
         for result in masked.values():
             total += np.frombuffer(result.masked, "<u4")
         self._unmask(total, revealed)
@@ -281,7 +281,7 @@ class _MaskedTraining:
         return self._masked(self.orders[client.row], masking)
 
     def _check_masked(self, client: Client, result: wire.MaskedResult) -> None:
-        expected = 4 * (self.sum.total + 1)
+        expected = 4 * self.sum.total
         if len(result.masked) != expected:
             raise WireError(f"masked: expected {expected} bytes, found {len(result.masked)}")
 
@@ -345,12 +345,10 @@ class _MaskedTraining:
         scale = self.agreement.scale
         weights = {row: scale.weight(self.clients[row].about.train_examples) for row in masked}
         try:
-            mean = self.sum.mean(total[:-1], scale, weights)
-            loss = float(scale.decode(total[-1:], sum(weights.values()), protocol.LARGEST_LOSS_SUMMED)[0])
+            mean = self.sum.mean(total, scale, weights)
         except WireError as error:
             raise _Dropped(f"{error}; at least one has not sent what it should") from None
         members = self._who(masked)
-        quiet = self.orders[members[0].row].noise is not None  # with noise, clients keep their losses to themselves
         counts = capped_examples(members, self.config.examples_cap)
         updates = []
         for client, examples in zip(members, counts, strict=True):
@@ -358,7 +356,7 @@ class _MaskedTraining:
             change = torch.from_numpy(self.sum.gather(mean, client.row))
             by_weights = self.orders[client.row].reply == "weights"
             returned = (sent.values.double() + change if by_weights else change).to(sent.values.dtype)
-            result = TrainResult(masked[client.row].seconds, loss=None if quiet else loss)
+            result = TrainResult(masked[client.row].seconds)
             updates.append(Update(client, result, sent.values, returned, sent.layout, examples))
         # Those who fell silent later are in the sum nevertheless.
         used, refused = {client.client_id for client in members}, self.outcome.refused

@@ -84,8 +84,16 @@ def test_what_is_wrong_with_the_data_stays_in_the_clients_log(tmp_path: Path, ca
     settings = ClientSettings("ward-7", DataSpec(str(tmp_path / "t.csv"), label="ill"), state_dir=tmp_path)
     with caplog.at_level(logging.ERROR):
         answer = unpack_answer(Greeting.answer, app(message(Greeting("0.1.0")), context(settings)).content)
-    assert answer == Failed(Reason.FAILED, "its data cannot be read; its own log says why")
+    assert answer == Failed(Reason.FAILED, "its data or settings cannot be used; its own log says why")
     assert "row 20, column 'ill': expected a label" in caplog.text
+
+
+def test_a_servers_line_names_no_file_of_the_machine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = ClientSettings("ward-7", DataSpec("digits"), state_dir=tmp_path, key=tmp_path / "ward.pem")
+    with caplog.at_level(logging.ERROR):
+        answer = unpack_answer(Greeting.answer, app(message(Greeting("0.1.0")), context(settings)).content)
+    assert answer == Failed(Reason.FAILED, "its data or settings cannot be used; its own log says why")
+    assert "ward.pem" in caplog.text
 
 
 def test_a_client_at_a_server_of_models_on_demand_is_told_what_to_run(make_worker: MakeWorker) -> None:

@@ -98,7 +98,7 @@ def test_what_is_wrong_with_a_nodes_data_stays_there(tmp_path: Path) -> None:
     data = CONFIG.data.model_copy(update={"name": str(tmp_path / "own.csv"), "label": "c"})
     reply = told({"partition-id": 0, "num-partitions": 4}, tmp_path, CONFIG.model_copy(update={"data": data}))
     failed = unpack_answer(Introduction, reply.content)
-    assert isinstance(failed, Failed) and failed.text == "its data cannot be read; its own log says why"
+    assert isinstance(failed, Failed) and failed.text == "its data or settings cannot be used; its own log says why"
 
 
 def test_a_named_node_with_a_number_takes_its_part_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

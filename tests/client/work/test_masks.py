@@ -119,8 +119,9 @@ class Four:
         }
         return arrange(MaskedOrder, **(TRAIN | values | changes))
 
-    def mask(self, place: int, change: float = 0.25) -> Words:
-        return self.mask_as(place, self.masked_order(place), torch.full((SIZE,), change))
+    def mask(self, place: int, change: Tensor | None = None) -> Words:
+        change = torch.full((SIZE,), 0.25) if change is None else change
+        return self.mask_as(place, self.masked_order(place), change)
 
     def mask_as(self, place: int, order: MaskedOrder, change: Tensor) -> Words:
         self.rounds[place].expect(order)
@@ -162,7 +163,7 @@ def test_masked_words_are_noise_until_all_masks_are_off(four: Four) -> None:
         assert looks_random(part) == (len(known) < COUNT - 1)
     clear = part.view(np.int32)
     scale = sa.Scale(COUNT, 8.0, 10)
-    assert set(clear[:-1]) == {round(0.25 / (scale.bound / scale.limit))} and clear[-1] == round(scale.limit / 64)
+    assert set(clear) == {round(0.25 / (scale.bound / scale.limit))}
 
 
 def told_of(four: Four) -> bytes:
@@ -349,9 +350,20 @@ def test_a_share_that_is_not_as_its_dealer_says_is_kept_back(four: Four) -> None
     assert [bool(share) for share in shares] == [False, True, True, False]  # its own was cleared above
 
 
-def test_a_change_beyond_the_bound_is_cut_and_told(four: Four, caplog: pytest.LogCaptureFixture) -> None:
-    four.mask(0, change=1e6)
-    assert f"{SIZE} of {SIZE} changes are beyond 8 and were cut" in caplog.text
+def test_a_change_beyond_the_bound_is_scaled_down_as_a_whole_and_told(
+    four: Four, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Cut weight by weight, each would be the bound by the client's share: sums of these tell whose sign is whose."""
+    encoded: list[np.ndarray] = []
+    scale = type(four.rounds[0]._agreement.scale)
+    real = scale.encode
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            scale, "encode", lambda self, values, weight: encoded.append(values) or real(self, values, weight)
+        )
+        four.mask(0, change=torch.linspace(-1e6, 5e5, SIZE))
+    np.testing.assert_allclose(encoded[0], np.linspace(-8, 4, SIZE), rtol=1e-4, atol=1e-6)
+    assert "a weight changes by 1e+06, beyond 8: the whole change was scaled down" in caplog.text
 
 
 # ---------------------------------------------------------------------- a server that lies
@@ -413,7 +425,7 @@ def test_masks_of_nothing_but_keys_would_let_it_read_every_change(monkeypatch: p
     """The lie above is an attack: without what binds the orders it reads each client's change."""
     monkeypatch.setattr(module, "told", lambda digest, order: digest)
     total = np.sum(lied_to(Four(6, 4).deal(), stretch), axis=0, dtype=np.uint32)
-    changes = sa.Scale(6, 8.0, 10).decode(total[:-1], 10).reshape(6, SIZE)
+    changes = sa.Scale(6, 8.0, 10).decode(total, 10).reshape(6, SIZE)
     assert np.abs(changes - torch.stack(CHANGES[:6]).numpy()).max() < 1e-6
 
 
@@ -472,7 +484,7 @@ def test_nobody_reveals_a_share_before_enough_have_signed_its_set(
                     told,
                     -1,
                 )
-        opened = sa.Scale(9, 8.0, 10).decode(total[:-1], 10)
+        opened = sa.Scale(9, 8.0, 10).decode(total, 10)
         assert np.abs(opened - torch.stack(CHANGES[4:]).double().sum(0).numpy()).max() < 1e-5
 
 
