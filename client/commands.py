@@ -121,7 +121,7 @@ def _schema(table: Path, out: Path | None, **columns: Any) -> None:
     write_bytes(out, text.encode())
     words = {one.name: one.words for one in proposed.columns}
     few = ", ".join(name for name, them in words.items() if {*them} - {"0", "1"} and all(map(is_number, them)))
-    print(f"{out}: {len(proposed.columns)} columns, {proposed.width} inputs")
+    print(f"{out}: {len(proposed.columns)} columns, {proposed.width} inputs, {len(proposed.classes) or 'no'} classes")
     if few:
         print(f"read as categories: {few}; make such a column a number if other sites may have more values")
 

@@ -155,8 +155,8 @@ class ClientData:
                 more += f". Accuracy says little where {max(counts) / len(labels):.0%} are alike: set select"
             elif len(counts) > 20 and len(labels) < 5 * sum(map(bool, counts)):
                 more += ". Store floats if these are numbers"
-        elif self.kind == "regression" and len(labels.unique()) <= 10 and bool((labels == labels.round()).all()):
-            more += ". Store integers if these few numbers are classes"
+        elif self.kind == "regression" and len(labels.unique()) <= 50 and bool((labels == labels.round()).all()):
+            more += ". Store integers (in a table or list: words) if these few numbers are classes"
         columns = f" of {', '.join(column.name for column in self.schema.columns)}"[:200] if self.schema else ""
         if self.schema is None:
             spread, place = self.train.inputs[:1000].flatten(1).std(0, correction=0).max(0)

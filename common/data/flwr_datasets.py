@@ -1,8 +1,8 @@
 """Data sets of the Hugging Face hub, and the partitioners of Flower's `flwr-datasets`, both by the extra `datasets`.
 
-A data set is the one that `FederatedDataset(dataset=NAME, seed=SEED)` partitions, shuffled by that seed. So a client of
-`flower-client --data hf:NAME --split flwr-iid --partition 2/10 --data-seed 42` has the training examples that
-`FederatedDataset(dataset=NAME, partitioners={"train": 10}).load_partition(2)` returns, if there is a part `validation`.
+A data set is the one that `FederatedDataset(dataset=NAME, seed=SEED)` partitions, shuffled by that seed. So if it has
+parts `validation` and `test`, a client of `flower-client --data hf:NAME --split flwr-iid --partition 2/10 --data-seed
+42` has the training examples that `FederatedDataset(dataset=NAME, partitioners={"train": 10}).load_partition(2)` has.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ _EXTRA = "'hyperbloom[datasets]'"
 def read_hub(spec: DataSpec) -> Pool:
     """Read the data set `spec.data`: a name on the hub, a folder of its files, or of `DatasetDict.save_to_disk`.
 
-    A part `validation` or `test` that is missing is held out of the training examples, as in users' own files.
+    What is missing is held out of the training examples, as in users' own files; of two parts the second is the test.
     """
     name, _, query = spec.data.removeprefix(HUB).partition("?")
     asked = dict(parse_qsl(query))

@@ -1,6 +1,7 @@
 """Users' own images: in folders by class, or listed with their labels in a `labels.csv`."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -80,9 +81,11 @@ def _read_listed(root: Path, spec: DataSpec) -> Pool:
     if "file" not in table or not label:
         raise DataError(f"{where}: expected a column file and one for each label, found {', '.join(table)[:200]}")
     paths = tuple(root / name for name in table["file"])
-    absent = next((path for path in paths if not path.is_file()), None)
-    if absent is not None:
-        raise DataError(f"{where}: expected the names of images below {root}, found {absent}, which is no file")
+    again = {path for path, rows in Counter(paths).items() if rows > 1}  # training and test could share it
+    wrong = next((path for path in paths if path in again or not path.is_file()), None)
+    if wrong is not None:
+        why = "which has two rows" if wrong in again else "which is no file"
+        raise DataError(f"{where}: expected the names of images below {root}, found {wrong}, {why}")
     classes = tuple(_numbered(propose_classes(table, label)))
     whole = Portion.of(_images(paths), read_labels(table, label, classes, where))
     units = units_of(table, {f"{name}s": name for name in ("owner", "group") if name in table}, where)

@@ -193,7 +193,7 @@ def check_groups(name: str, portions: Sequence[Portion]) -> None:
 
 
 _KEYS = """x and y; or x_train, y_train, x_test, y_test, with x_val, y_val or without; or MedMNIST's train_images,
-train_labels, ...; class_names may be added, and owner and group with the same endings as y""".replace("\n", " ")
+train_labels, ...; beside them only class_names, and owner and group with the endings of y""".replace("\n", " ")
 
 MEDMNIST = {
     f"{part}_{theirs}": f"{ours}_{part}"
@@ -218,7 +218,8 @@ def read_npz(spec: DataSpec) -> Pool:
     parts = [end for end in ("_train", "_val", "_test") if f"x{end}" in arrays or f"y{end}" in arrays]
     whole = {"x", "y"} & arrays.keys()
     wanted = {f"{letter}{end}" for end in ([""] if whole else {*parts, "_train", "_test"}) for letter in "xy"}
-    if not wanted <= arrays.keys() or (whole and parts):
+    more = {"class_names", *(f"{kind}{end}" for kind in ("owner", "group") for end in parts or [""])}
+    if not wanted <= arrays.keys() <= wanted | more or (whole and parts):
         raise DataError(f"{path}: expected the keys {_KEYS}; found {', '.join(sorted(found)) or 'none'}")
     parts = [""] if whole else parts
     keys = [(f"{path}: key 'x{end}'", f"{path}: key 'y{end}'") for end in parts]

@@ -228,7 +228,7 @@ def propose(
 def propose_classes(table: Table, label: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words of one label column, unless it holds many numbers; empty for several columns."""
     words = sorted({cell for cell in table[label[0]] if cell not in MISSING}, key=_order)
-    numbers = [float(word) for word in words if is_number(word)]
+    numbers = [float(point) for word in words if is_number(point := word.replace(",", ".", 1))]
     many, broken = len(numbers) > FEW_NUMBERS, not all(number.is_integer() for number in numbers)
     pure = len(numbers) == len(words)  # else a cell among many numbers may be wrong, and `read_labels` says which
     return () if len(label) > 1 or (many and broken) or (pure and (many or broken)) else tuple(words)
@@ -239,7 +239,7 @@ def read_labels(table: Table, label: tuple[str, ...], classes: tuple[str, ...], 
     place = {plain(word): number for number, word in enumerate(classes)}
     for row, cell in enumerate(table[label[0]] if len(label) == 1 else ()):
         if cell not in place and (classes or cell in MISSING):
-            more = ", or list the word in the schema's classes" if classes else ""
+            more = ", list the word in the schema's classes, or write another in a labels.csv" if classes else ""
             what = f"a label (leave the row out{more})" if cell in MISSING else f"one of {', '.join(classes)}"
             raise _wrong(where, row, label[0], what, cell)
     if classes and len(label) == 1:

@@ -131,7 +131,7 @@ def _known(table: Table, schema: Schema, path: Path) -> Table:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a text in UTF-8, found: {error}") from None
 

@@ -94,7 +94,7 @@ def test_a_summary_names_what_often_goes_wrong() -> None:
     assert "Accuracy says little where 95% are alike" in ClientData(rare, rare, rare, 2, ("a", "b")).summary
     floats = Examples(torch.zeros(4, 3), torch.tensor([0.0, 1, 1, 0]))
     told = ClientData(floats, floats, floats, 1, ("y",), kind="regression").summary
-    assert told.endswith("Store integers if these few numbers are classes")
+    assert told.endswith("Store integers (in a table or list: words) if these few numbers are classes")
     numbers = Examples(torch.zeros(30, 3), torch.arange(440, 470))
     told = ClientData(numbers, numbers, numbers, 470, tuple(map(str, range(470)))).summary
     assert "classification, 440: 3, 441: 3," in told and told.endswith("459: 3. Store floats if these are numbers")

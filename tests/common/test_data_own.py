@@ -127,6 +127,8 @@ def unusable() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"x": x}, "expected the keys x and y; or x_train, .*; found x$"
     yield {"images": x, "labels": y}, "expected the keys .*; found images, labels"
     yield {key: SPLIT[key] for key in ("x_train", "y_train")}, "expected the keys .*; found x_train, y_train"
+    yield {"x": x, "y": y, "groups": y}, "expected the keys .* beside them only .*; found groups, x, y"
+    yield {**SPLIT, "group": y}, "expected the keys .*; found group, x_test, x_train, y_test, y_train"
     yield {**SPLIT, "x_val": x}, "expected the keys .*; found x_test, x_train, x_val, y_test, y_train"
     yield {"x": x, "y": y[:9]}, "key 'y': expected 10 labels, as .* key 'x', found 9"
     yield {"x": x * np.nan, "y": y}, "key 'x': expected finite float32 numbers, found 30 of 30 that are not, .*at .0"

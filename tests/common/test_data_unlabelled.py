@@ -13,7 +13,7 @@ from PIL import Image
 from hyperbloom.common.data import DataSpec, data_source
 from hyperbloom.common.data.folder import read_image
 from hyperbloom.common.data.scaling import Scaling
-from hyperbloom.common.data.unlabelled import Inputs, is_unlabelled, read_inputs
+from hyperbloom.common.data.unlabelled import Inputs, _lines, is_unlabelled, read_inputs
 from hyperbloom.common.errors import DataError
 
 SHAPE = (3, 4, 6)
@@ -131,6 +131,12 @@ def test_wrong_files_are_told(tmp_path: Path) -> None:
     Image.new("I;16", (4, 4)).save(tmp_path / "deep.png")
     with pytest.raises(DataError, match="8 bits a channel"):
         read(tmp_path / "deep.png")
+
+
+def test_a_text_is_what_stands_in_a_line(tmp_path: Path) -> None:
+    """Notepad's byte order mark is no part of it, and only ends of lines end it."""
+    (tmp_path / "a.txt").write_bytes("\ufeffgood film\r\n\r\na\u2028b\x0cc\n".encode())
+    assert _lines(tmp_path / "a.txt") == ["good film", "", "a\u2028b\x0cc"]
 
 
 def test_what_has_labels_is_told_from_what_has_none(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def test_a_list_names_owners_and_groups(tmp_path: Path) -> None:
             "scans/x{i}.png,{h}",
             "labels.csv: expected the names of images below .*, found .*x0.png, which is",
         ),
+        ("file,ill", "scans/1.png,{h}", "labels.csv: expected the names of images .*1.png, which has two rows"),
+        ("file,age", 'scans/{i}.png,"5,{i}"', "labels.csv: row 2, column 'age': expected a number, .*, found '5,0'"),
         ("file,ill", "/nowhere/{i}.png,{h}", "labels.csv: expected the names of images below .*, found /nowhere/0.png"),
         ("file,a,b", "scans/{i}.png,{h},much", r"labels.csv: row 2, column 'b': expected a number, .*, found 'much'"),
     ],
