@@ -45,7 +45,7 @@ def backbone(folder: Path, width: int, layers: int) -> Path:
 
 def run(quick: bool = False) -> list[Comparison]:
     """Compare each ViT, on a CUDA device where there is one."""
-    device, steps, sizes = pick_device("auto", mps=False), 1 if quick else 4, list(SIZES)
+    device, steps, sizes = pick_device("auto"), 1 if quick else 4, list(SIZES)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -91,8 +91,8 @@ def _narrowed(factor: Tensor, columns: int) -> Tensor:
     if width <= columns:
         return factor
     if rows <= EXACT:
-        values, vectors = torch.linalg.eigh((factor @ factor.T).double())
-        return (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :columns].to(factor.dtype)
+        values, vectors = torch.linalg.eigh((factor @ factor.T).cpu().double())
+        return (vectors * values.clamp_min(0).sqrt()).flip(1)[:, :columns].to(factor)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the same cut on both sides and in every run
         left, values, _ = torch.svd_lowrank(factor, min(columns + SPARE, *factor.shape))

@@ -200,10 +200,10 @@ def _losses(module: nn.Module, data: Examples) -> Tensor:
     found = []
     for start in range(0, len(data), EVALUATION_BATCH):
         some = slice(start, start + EVALUATION_BATCH)
-        losses, present = data.task.losses(module(data.inputs[some]), data.labels[some])
+        losses, present = data.task.losses(module(data.inputs[some]).cpu(), data.labels[some].cpu())
         counted = (torch.ones_like(losses) if present is None else present).double().view(len(losses), -1)
         found.append((losses.double().view_as(counted) * counted).sum(1) / counted.sum(1).clamp_min(1))
-    losses = torch.cat(found).cpu()
+    losses = torch.cat(found)
     return losses if data.groups is None else torch.stack([losses[rows].mean() for rows in _units(data)])
 
 

@@ -40,8 +40,8 @@ def tail_of(module: nn.Module, input_shape: tuple[int, ...], backbone: str = "")
     path = next(name for name, part in module.named_modules() if part is last)
     if not path or any(not name.startswith(f"{path}.") for name, _ in module.named_parameters()):
         return None
-    inputs = torch.zeros(2, *input_shape, device=next(module.parameters()).device)
     with untouched(module), torch.no_grad():
+        inputs = torch.rand(2, *input_shape).to(next(module.parameters()))  # with zeros a second path might add nothing
         seen, outputs = features(module, inputs), module(inputs)
         return Tail(path, last, backbone) if seen.ndim == 2 and torch.equal(last(seen), outputs) else None
 

@@ -216,7 +216,9 @@ def _own_network(spec: models.ModelSpec, settings: Settings | None, device: torc
 
 @lru_cache(LOADED_NETWORKS)
 def _private_network(spec: models.ModelSpec, device: torch.device) -> Loaded:
-    module = models.build_own(spec).to(device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # random buffers alike at every start
+        module = models.build_own(spec).to(device)
     personal = FlatPart(module, Layout.of(module))
     _make_room(personal.layout.numel)
     return Loaded(module, FlatPart(module, Layout(())), personal)

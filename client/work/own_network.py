@@ -48,6 +48,7 @@ def make_network(spec: ModelSpec, settings: Settings | None, device: torch.devic
     """Build a client's own model on a device, with weights that arrive or that a hypernetwork of `settings` writes."""
     graph, nothing = own_graph(spec), Layout(())
     with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # random buffers alike at every start
         network = build_own(spec).to(device)
     if settings is None:
         return Network(network, FlatPart(network, graph.layout), FlatPart(network, nothing))

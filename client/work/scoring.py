@@ -35,7 +35,7 @@ def score_of(
     data: Examples, answers: Tensor, outputs: int, loss: float, metrics: Sequence[str], disclose: bool
 ) -> SplitScore:
     """Return the score of a network's answers to examples; `outputs` is how many outputs it has."""
-    measured = data.task.measure(answers, data.labels, outputs, data.task.asked(metrics))
+    measured = data.task.measure(answers.cpu(), data.labels.cpu(), outputs, data.task.asked(metrics))
     names, values = tuple(measured.values), tuple(measured.values.values())
     counts = measured.counts if len(measured.counts) <= 2**18 else ()  # of more than 512 classes too many to send
     return SplitScore(len(data), loss, names, values, counts if disclose else ())

@@ -68,7 +68,7 @@ def _chunks(tasks: Sequence[Task]) -> Iterator[list[int]]:
 
 @cache
 def _has_no_axis(spec: ModelSpec) -> bool:
-    """Return whether a network has batch normalisation, is recurrent, or is a pretrained one.
+    """Return whether a network has batch normalisation or frozen weights, is recurrent, or is a pretrained one.
 
     Batch normalisation writes each client's statistics in place, torch has no vectorised LSTM, and pretrained networks
     may decide by values and drop out.
@@ -83,7 +83,8 @@ def _has_no_axis(spec: ModelSpec) -> bool:
     with torch.device("meta"):
         module = attempt(build, spec)
     return isinstance(module, nn.Module) and any(
-        isinstance(part, _BatchNorm | _DropoutNd | nn.RNNBase) for part in module.modules()
+        isinstance(part, _BatchNorm | _DropoutNd | nn.RNNBase) or not all(p.requires_grad for p in part.parameters())
+        for part in module.modules()
     )
 
 
@@ -115,7 +116,7 @@ def _train_chunk(tasks: Mapping[int, Task]) -> Results:
     losses = attempt(_train_rows, network, together, clients, sgd, seeds)
     if isinstance(losses, HyperbloomError):
         return results | dict.fromkeys(rows, losses)
-    if isinstance(losses, Exception):  # a network that decides by values or changes a buffer has no axis for clients
+    if isinstance(losses, Exception):  # a network that decides by values or draws numbers has no axis for clients
         return results | {index: attempt(train, *tasks[index]) for index in rows}
     seconds = (time.perf_counter() - start) / len(rows)
     for row, (index, loss) in enumerate(zip(rows, losses, strict=True)):

@@ -32,15 +32,14 @@ def train_rows(network: Network, data: Sequence[Examples], sgd: SGD, seeds: Sequ
     parts, total = network.parts, torch.zeros(len(data), device=labels.device)
 
     def loss(vectors: tuple[Tensor, ...], x: Tensor, y: Tensor, w: Tensor | None, share: Tensor) -> Tensor:
-        parameters: dict[str, Tensor] = {}
+        parameters = dict(network.module.named_buffers())  # the call puts them back, if the network replaces one
         for part, vector in zip(parts, vectors, strict=True):
             parameters |= part.layout.views(vector)
         return task.loss(functional_call(network.module, parameters, (x,)), y, w, share)
 
     axes = (0, 0, 0, None if weights is None else 0, 0)
-    gradients_and_losses = vmap(grad_and_value(loss), axes, randomness="different")  # each client drops out its own
+    gradients_and_losses = vmap(grad_and_value(loss), axes, randomness="error")  # each draws by its own seed alone
     network.module.train()
-    torch.manual_seed(seeds[0])  # for dropout
 
     def step(batch: Tensor) -> None:
         values = tuple(part.values for part in parts)

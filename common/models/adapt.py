@@ -131,7 +131,7 @@ def merged(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         for name in found:
             layer: Any = module.get_submodule(name)
-            layer.merge()
+            layer.merge(safe_merge=True)  # in place it would change weights that are tied to these
             module.set_submodule(name, layer.get_base_layer())
     return module
 

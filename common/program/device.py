@@ -11,15 +11,10 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Microseconds of CPU in a period that a container may use, and the period; `max` is no limit."""
 
 
-def pick_device(name: str, mps: bool = True) -> torch.device:
-    """Resolve 'auto' to CUDA, else MPS, else the CPU; ConfigError if the device does not exist on this machine.
-
-    'auto' is MPS, which has no float64, only if `mps`.
-    """
+def pick_device(name: str) -> torch.device:
+    """Resolve 'auto' to CUDA, else the CPU; ConfigError if the device does not exist on this machine."""
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if mps and torch.backends.mps.is_available() else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.empty(1, device=device).cpu()  # "meta" holds no numbers

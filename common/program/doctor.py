@@ -108,7 +108,7 @@ def _torch() -> list[Finding]:
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         accelerator = Finding("accelerator", "ok", f"CUDA: {', '.join(names)}")
     elif torch.backends.mps.is_available():
-        accelerator = Finding("accelerator", "ok", "MPS")
+        accelerator = Finding("accelerator", "ok", "MPS; training is on the CPU, unless you set --device mps")
     elif Path("/dev/nvidia0").exists():
         found = f"an NVIDIA device, which torch {torch.__version__} does not see"
         accelerator = Finding("accelerator", "warning", found, "install a driver and a torch of one CUDA version")

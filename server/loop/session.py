@@ -103,7 +103,7 @@ class Session:
         self, config: RunConfig, phase: int, resumed: Checkpoint | None, results: Mapping[str, Selection]
     ) -> Selection:
         algorithm = make_algorithm(config)
-        algorithm.device = pick_device(self.device, mps=False)
+        algorithm.device = pick_device(self.device)
         self.federation.admission = Admission(
             config, algorithm, self._initial if phase == 0 else None, self.federation.greeting.schema
         )

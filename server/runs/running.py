@@ -114,7 +114,7 @@ def run_federation(
     """
     if not resume:
         check_run(config, uses_data_section=bool(machines.local_clients) or machines.engine != "grpc")
-    pick_device(machines.device, mps=False)
+    pick_device(machines.device)
     for spec in machines.track:
         find_tracker(spec)
     if not resume and machines.engine == "inline":  # missing data are told before there is a folder; others stay open

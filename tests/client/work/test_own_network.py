@@ -16,7 +16,8 @@ from figures.pfl_client import ErrorsOrder, MomentsOrder, TryOrder
 from hyperbloom import __version__
 from hyperbloom.client.keep.state import ClientState
 from hyperbloom.client.settings import ClientSettings
-from hyperbloom.client.work.own_network import own_graph
+from hyperbloom.client.work import networks
+from hyperbloom.client.work.own_network import make_network, own_graph
 from hyperbloom.client.work.scoring import settle_norms
 from hyperbloom.client.work.sgd import draw_batches
 from hyperbloom.common.alignment import digest_of, reference_weights
@@ -24,7 +25,7 @@ from hyperbloom.common.data import DataSpec, Examples
 from hyperbloom.common.errors import HyperbloomError, ModelError, WireError
 from hyperbloom.common.graphs import LayerType, Settings
 from hyperbloom.common.layout import Layout, Weights
-from hyperbloom.common.models import build_own
+from hyperbloom.common.models import ModelSpec, build_own
 from hyperbloom.common.seeds import derive
 from hyperbloom.common.wire.exchanges import ReferenceOrder, RepresentOrder
 from hyperbloom.common.wire.orders import EvaluateOrder, Greeting, Order, TrainOrder
@@ -305,3 +306,22 @@ def test_what_fails_while_a_scored_model_is_kept_is_not_told(worker: Worker, mon
     monkeypatch.setattr(ClientState, "save_scored", fails)
     with pytest.raises(HyperbloomError, match=r"^the client's own model fails; .* server.log in the run folder$"):
         worker.answer(to_evaluate())
+
+
+def fourier(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a network with a random buffer."""
+    network = nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+    network(torch.zeros(1, *input_shape))
+    network.register_buffer("frequencies", torch.randn(8))
+    return network
+
+
+def test_random_buffers_of_an_own_model_are_alike_at_every_start() -> None:
+    spec, device = ModelSpec(f"{__name__}:fourier", "S", (1, 8, 8), 10), torch.device("cpu")
+    makers = (
+        lambda: networks._private_network.__wrapped__(spec, device),
+        lambda: make_network(spec, None, device),
+    )
+    for make in makers:
+        first, second = (make().module.get_buffer("frequencies") for _ in range(2))
+        assert torch.equal(first, second)

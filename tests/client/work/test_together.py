@@ -340,5 +340,14 @@ def test_a_network_with_dropout_trains_one_by_one(monkeypatch: pytest.MonkeyPatc
     assert module._has_no_axis.__wrapped__(ModelSpec("mlp", "M", (4,), 2)) is dropout
 
 
+def test_a_network_with_frozen_weights_trains_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once all weights would move."""
+    network = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    monkeypatch.setattr(module, "build", lambda spec: network)
+    for frozen in (False, True):
+        network[0].requires_grad_(not frozen)
+        assert module._has_no_axis.__wrapped__(ModelSpec("mlp", "M", (4,), 2)) is frozen
+
+
 def test_nobody_is_nothing() -> None:
     assert train_together([]) == []

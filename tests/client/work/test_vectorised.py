@@ -150,14 +150,35 @@ def test_the_module_is_read_as_an_architecture_only() -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def test_each_client_drops_out_neurons_of_its_own() -> None:
+def test_a_network_that_draws_numbers_has_no_axis_for_clients() -> None:
+    """All would draw by the seed of the first, and no client would have the result that it has alone."""
     module = nn.Sequential(nn.Linear(6, 32), nn.Dropout(0.5), nn.Linear(32, 4))
     layout, data = Layout.of(module), some_examples("mlp", 30, torch.float32, "cpu")
     rows = layout.flatten(dict(module.named_parameters())).expand(2, -1)
-    seen = []
-    for _ in range(2):
-        together = Network(module, Flat(layout, rows.clone()), Flat(Layout(()), rows.new_zeros(2, 0)))
-        seen.append(train_rows(together, [data, data], train_order(learning_rate=0.1).sgd, [0, 0]))
-    losses, again = seen
-    assert losses.isfinite().all() and losses[0] != losses[1]
-    assert torch.equal(again, losses), "the order's seed draws them"
+    together = Network(module, Flat(layout, rows.clone()), Flat(Layout(()), rows.new_zeros(2, 0)))
+    with pytest.raises(RuntimeError, match="random"):
+        train_rows(together, [data, data], train_order(learning_rate=0.1).sgd, [0, 0])
+    assert torch.equal(together.shared.values, rows)
+
+
+class Averaging(nn.Module):
+    """Keeps a moving average in a buffer that it replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(x.flatten(1))
+        self.mean = 0.9 * self.mean + 0.1 * outputs.detach().mean(0)
+        return outputs
+
+
+def test_a_buffer_that_a_network_replaces_is_as_before() -> None:
+    module, data = Averaging(), some_examples("mlp", 30, torch.float32, "cpu")
+    layout = Layout.of(module)
+    rows = layout.flatten(dict(module.named_parameters())).expand(2, -1)
+    together = Network(module, Flat(layout, rows.clone()), Flat(Layout(()), rows.new_zeros(2, 0)))
+    train_rows(together, [data, data], train_order(learning_rate=0.1).sgd, [0, 1])
+    assert module.mean.tolist() == [0.0] * 4

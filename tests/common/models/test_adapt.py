@@ -178,6 +178,28 @@ def test_lora_merges_into_weights_that_compute_the_same() -> None:
     assert torch.allclose(change, 2 * high @ low, atol=1e-6)  # alpha / r = 2
 
 
+class Twins(nn.Module):
+    """Two layers with the same weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(self.a(x).relu()).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("targets", ["a", "a|b"])
+def test_lora_of_one_of_two_tied_layers_merges_into_that_alone(targets: str) -> None:
+    module, x = adapted(Twins(), ("head.",), Adapt("lora", 2, 4, targets)).eval(), torch.randn(5, 6)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    assert torch.allclose(merged(module)(x), module(x), atol=1e-5)
+
+
 def test_the_digest_knows_names_shapes_and_bytes_outside_the_head() -> None:
     backbone, head = _parts(LENET)
     found = {digest_of(backbone, head)}

@@ -15,12 +15,12 @@ def test_a_device_that_exists_is_taken() -> None:
     assert pick_device("cpu") == torch.device("cpu")
 
 
-@pytest.mark.parametrize(("cuda", "mps", "device"), [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")])
-def test_auto_prefers_cuda_then_mps(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, device: str) -> None:
+@pytest.mark.parametrize(("cuda", "mps", "device"), [(True, True, "cuda"), (False, True, "cpu"), (False, False, "cpu")])
+def test_auto_is_cuda_or_the_cpu(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, device: str) -> None:
+    """MPS, with which nobody has run this, only serves who asks for it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert pick_device("auto") == torch.device(device)
-    assert pick_device("auto", mps=False) == torch.device("cuda" if cuda else "cpu")
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "cuda:99", "CPU", "cpu:x", "meta", "hpu"])
