@@ -3,6 +3,7 @@
 A function is named by `package.module:function` or by a plug-in.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
@@ -21,6 +22,8 @@ from hyperbloom.common.data.scaling import AnyArray, Scaling
 from hyperbloom.common.data.spec import DataSpec
 from hyperbloom.common.errors import DataError, describe, printable
 from hyperbloom.common.program.plugins import Plugin, current_directory, find_function
+
+log = logging.getLogger("hyperbloom.client")
 
 CHANNELS = (1, 3, 4)
 
@@ -193,7 +196,7 @@ def check_groups(name: str, portions: Sequence[Portion]) -> None:
 
 
 _KEYS = """x and y; or x_train, y_train, x_test, y_test, with x_val, y_val or without; or MedMNIST's train_images,
-train_labels, ...; beside them only class_names, and owner and group with the endings of y""".replace("\n", " ")
+train_labels, ...; class_names may be added, and owner and group with the same endings as y""".replace("\n", " ")
 
 MEDMNIST = {
     f"{part}_{theirs}": f"{ours}_{part}"
@@ -218,10 +221,12 @@ def read_npz(spec: DataSpec) -> Pool:
     parts = [end for end in ("_train", "_val", "_test") if f"x{end}" in arrays or f"y{end}" in arrays]
     whole = {"x", "y"} & arrays.keys()
     wanted = {f"{letter}{end}" for end in ([""] if whole else {*parts, "_train", "_test"}) for letter in "xy"}
-    more = {"class_names", *(f"{kind}{end}" for kind in ("owner", "group") for end in parts or [""])}
-    if not wanted <= arrays.keys() <= wanted | more or (whole and parts):
+    if not wanted <= arrays.keys() or (whole and parts):
         raise DataError(f"{path}: expected the keys {_KEYS}; found {', '.join(sorted(found)) or 'none'}")
     parts = [""] if whole else parts
+    more = {"class_names", *(f"{kind}{end}" for kind in ("owner", "group") for end in parts)}
+    if unused := sorted(arrays.keys() - wanted - more):
+        log.warning("%s: not used: %s; who the examples are of is in owner and group", path, ", ".join(unused))
     keys = [(f"{path}: key 'x{end}'", f"{path}: key 'y{end}'") for end in parts]
     named = {x: check_pair(arrays[f"x{end}"], arrays[f"y{end}"], x, y) for end, (x, y) in zip(parts, keys, strict=True)}
     units = {f"{kind}s": [arrays[key] for key in _keys_of(arrays, kind, parts, path)] for kind in ("owner", "group")}

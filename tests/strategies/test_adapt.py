@@ -230,7 +230,7 @@ def test_with_the_head_alone_the_backbone_sees_each_example_once(
     real = Transformer.forward
 
     def noted(self: Transformer, inputs: Tensor) -> Tensor:
-        seen.append(len(inputs) if inputs.any() else 0)  # zeros look for the last layer
+        seen.append(len(inputs) if len(inputs) > 2 else 0)  # two find out whether the head is the last layer
         return real(self, inputs)
 
     networks._network.cache_clear()
@@ -262,7 +262,7 @@ def test_on_demand_the_encoder_reads_the_backbones_features_once(
     real = Transformer.forward
 
     def noted(self: Transformer, inputs: Tensor) -> Tensor:
-        seen.append(len(inputs) if inputs.any() else 0)
+        seen.append(len(inputs) if len(inputs) > 2 else 0)  # two find out whether the head is the last layer
         return real(self, inputs)
 
     monkeypatch.setattr(Transformer, "forward", noted)
