@@ -45,6 +45,9 @@ STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
     "pfedhn-pc": ("pfedhn-pc", {}),
 }
 """By the names of the columns: strategies and their options."""
+STILL = "pfedhn, no hypernetwork"
+"""The default with a hypernetwork that learns nothing, and so stays zero: what does the hypernetwork add?"""
+RUNS = STRATEGIES | {STILL: ("pfedhn", {"learning_rate": 1e-12})}
 DEFAULT = "pfedhn"
 """What a run without `--strategy` takes; only its clients are asked for their choice."""
 DECIDING = ("local", "fedavg", DEFAULT)
@@ -60,10 +63,10 @@ Line = dict[str, Any]
 
 def measure(args: argparse.Namespace, name: str, rounds: int, strategy: str, seed: int) -> Line:
     """Run one strategy, or go on with it, and return its line; accuracies and gains are in percent."""
-    number = list(STRATEGIES).index(strategy)
+    number = list(RUNS).index(strategy)
     federation, folder = ALL[name], args.work / f"{list(ALL).index(name)}-{rounds}-{number}-{seed}"
     values = {
-        "strategy": STRATEGIES[strategy][0],
+        "strategy": RUNS[strategy][0],
         "rounds": rounds,
         "clients": federation.clients,
         "cohort": federation.cohort,
@@ -71,7 +74,7 @@ def measure(args: argparse.Namespace, name: str, rounds: int, strategy: str, see
         "gains": strategy == DEFAULT and not args.without_gains,
         "data": federation.data(args.data_dir, args.shared, args.work),
     }
-    done = play(make_run_config(values, STRATEGIES[strategy][1], "benchmarks.pays"), run_dir=folder)
+    done = play(make_run_config(values, RUNS[strategy][1], "benchmarks.pays"), run_dir=folder)
     selected = {row["client"]: row["test_accuracy"] for row in done.accuracy}
     sites, gains = sorted(selected), {site: gain for site, (_, gain) in read_gains(folder).items()}
     (summary,) = json.loads((folder / "summary.json").read_text(encoding="utf-8")).values()
@@ -236,6 +239,25 @@ def _mean(runs: Sequence[Line], seeds: set[int]) -> str:
     return f"{statistics.mean(found):.1f}{few}" if found else ""
 
 
+def still(lines: Sequence[Line]) -> str:
+    """Return as Markdown what the hypernetwork adds: the default, and the same with one that learns nothing."""
+    parts = [table_row(["data", "seeds", "without", "default", "it adds"]), table_row(["---"] * 5)]
+    pairs = [x for x in lines if x["rounds"] == BUDGETS[0] and x["strategy"] in (DEFAULT, STILL)]
+    found: list[np.ndarray] = []
+    for name in ALL:
+        here = {each: [x for x in pairs if (x["set"], x["strategy"]) == (name, each)] for each in (STILL, DEFAULT)}
+        seeds = set.intersection(*({x["seed"] for x in runs} for runs in here.values()))
+        gains = over([x for runs in here.values() for x in runs], DEFAULT, STILL)
+        if gains is not None:
+            found.append(gains)
+            parts.append(
+                table_row([name, str(len(seeds)), *(_mean(runs, seeds) for runs in here.values()), _gain(gains)])
+            )
+    if found:
+        parts.append(table_row([f"mean over {len(found)} sets", "", "", "", _shown(*interval(found))]))
+    return "\n".join(parts)
+
+
 def _rivals(lines: Sequence[Line]) -> str:
     return ", ".join(f"{_lead_over(lines, name, SETS)} over `{name}`" for name in PERSONAL)
 
@@ -254,7 +276,7 @@ def sentence(lines: Sequence[Line]) -> str:
     later = (
         f"With {BUDGETS[1]} rounds it is {_deciding(longer, DEFAULT, SETS)[0]} points ahead of the better of the two,\n"
         f"and its mean lead is {_rivals(longer)}.\n"
-        f"(Its figures with {BUDGETS[1]} rounds are older than [a correction](docs/start.md#a-correction).)\n"
+        "(Those on published images are older than [a correction](docs/start.md#a-correction).)\n"
     )
     return (
         f"With defaults and {BUDGETS[0]} rounds, `{DEFAULT}` is {gain} points ahead of the better of `local` and\n"
@@ -297,12 +319,13 @@ def main(words: Sequence[str] | None = None) -> None:
                 with args.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
     lines = read(args.results)
-    print(table(lines), table(lines, UNSEEN), sep="\n")
+    print(table(lines), table(lines, UNSEEN), still(lines), sep="\n")
 
 
 TABLES = {
     "sets": lambda: table(read(RESULTS)),
     "unseen": lambda: table(read(RESULTS), UNSEEN),
+    "still": lambda: still(read(RESULTS)),
     "sentence": lambda: sentence(read(RESULTS)),
 }
 

@@ -167,7 +167,7 @@ def _verdict(cell: Line, limit: float | None, other: bool) -> str:
     if abs(ours - paper) <= (TOLERANCE if limit is None else limit):
         word = "within"
     whole = len(cell["seeds"]) >= SEEDS and settings["rounds"] >= settings["rounds of the paper"]
-    return "reached" if whole and word != "below" else word
+    return "reached" if whole and word == "within" else word
 
 
 # ---------------------------------------------------------------------- pages

@@ -214,3 +214,14 @@ def test_the_page_says_on_how_many_sets_the_default_is_ahead() -> None:
     names = " and ".join(name.split(",")[0] for name in behind)
     said = f"on {len(ahead)} of {len(pays_sets.SETS)} data sets. It is behind on {names},"
     assert said in page.replace("\n", " ")
+
+
+def test_what_the_hypernetwork_adds_is_paired_by_site() -> None:
+    lines = [
+        line("pfedhn", [60.0, 80.0, 70.0]),
+        line(pays.STILL, [59.0, 78.0, 67.0]),
+        line(pays.STILL, [1.0] * 3, seed=1),
+    ]
+    shown = pays.still(lines)
+    assert "| 1 | 68.0 | 70.0 | +2.0 (-0.5 to +4.5) |" in shown and "| mean over 1 sets |" in shown
+    assert pays.STILL not in pays.table(lines)
