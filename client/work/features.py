@@ -41,7 +41,7 @@ def tail_of(module: nn.Module, input_shape: tuple[int, ...], backbone: str = "")
     if not path or any(not name.startswith(f"{path}.") for name, _ in module.named_parameters()):
         return None
     with untouched(module), torch.no_grad():
-        inputs = torch.rand(2, *input_shape).to(next(module.parameters()))  # with zeros a second path might add nothing
+        inputs = torch.rand(2, *input_shape).to(next(module.parameters()).device)  # for zeros a second path may be 0
         seen, outputs = features(module, inputs), module(inputs)
         return Tail(path, last, backbone) if seen.ndim == 2 and torch.equal(last(seen), outputs) else None
 
