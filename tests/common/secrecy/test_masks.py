@@ -171,6 +171,7 @@ def test_the_mask_is_the_key_stream_of_aes_in_counter_mode() -> None:
         ({"scale": Scale(513, 8.0, 100)}, "3 to 512 clients"),
         ({"scale": Scale(3, 0.0, 100)}, "bound"),
         ({"scale": Scale(3, math.inf, 100)}, "bound"),
+        ({"scale": Scale(3, 1000.1, 100)}, "bound to 1000"),
         ({"scale": Scale(3, 8.0, 0)}, "examples"),
     ],
 )
